@@ -1,0 +1,141 @@
+"""Settings: one frozen object per service; flags before environment before file; wrong values are refused by name."""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+S = TypeVar("S", bound="ServiceSettings")
+
+
+def _split(value: Any) -> Any:
+    return (
+        tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+    )
+
+
+CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+"""A list written with commas, as flag, variable or TOML string."""
+
+
+class ServiceSettings(BaseSettings):
+    """What every service needs. Subclasses add their own fields and set `env_prefix`."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", cli_kebab_case=True, cli_implicit_flags=True
+    )
+
+    listen: str = Field(description="address to serve gRPC on: host:port or unix:PATH")
+    metrics_listen: str = Field(description="host:port of the Prometheus endpoint; empty serves none")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe level logged"
+    )
+    log_format: Literal["text", "json"] = Field("text", description="log lines for people or for machines")
+    drain_seconds: float = Field(30.0, ge=0, description="how long running streams may finish after SIGTERM")
+    trust_network: bool = Field(
+        False, description="serve beyond loopback without TLS (a private network, a mesh)"
+    )
+    tls_cert: Path | None = Field(None, description="PEM certificate chain of this service")
+    tls_key: Path | None = Field(None, description="PEM private key of this service")
+    tls_ca: Path | None = Field(
+        None, description="PEM authorities: peers must present a certificate they signed"
+    )
+
+    @model_validator(mode="after")
+    def _check_addresses(self) -> ServiceSettings:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        for name in ("listen", "metrics_listen"):
+            address = getattr(self, name)
+            if address and not is_loopback(address) and self.tls_cert is None and not self.trust_network:
+                raise ValueError(
+                    f"{name}: {address} is reachable from other machines; set TLS files, or trust_network on a private network"
+                )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (
+            init_settings,
+            env_settings,
+            TomlConfigSettingsSource(settings_cls, cls.model_config.get("toml_file")),
+        )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach an address of the form host:port or unix:PATH."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def load(cls: type[S], role: str, argv: Sequence[str]) -> S:
+    """Settings of a service from flags, environment (QUIRE_<ROLE>_<FIELD>) and `--config FILE` (TOML).
+
+    Prints what is wrong, by field, and exits with 2 where a value is refused.
+    """
+    args = list(argv)
+    file: str | None = None
+    if "--config" in args:
+        at = args.index("--config")
+        if at + 1 >= len(args):
+            sys.exit("quire serve: --config needs a file")
+        file = args[at + 1]
+        del args[at : at + 2]
+        if not Path(file).is_file():
+            print(f"quire serve {role}: --config: no such file: {file}", file=sys.stderr)
+            sys.exit(2)
+    prefix = f"QUIRE_{role.upper()}_"
+
+    class Bound(cls):  # type: ignore[valid-type, misc]
+        model_config = SettingsConfigDict(env_prefix=prefix, toml_file=file)
+
+    Bound.__doc__ = cls.__doc__
+    try:
+        source: Any = CliSettingsSource(Bound, cli_prog_name=f"quire serve {role}", cli_kebab_case=True)
+        settings: S = CliApp.run(Bound, cli_args=args, cli_settings_source=source)
+        return settings
+    except ValidationError as error:
+        for problem in error.errors():
+            field = ".".join(str(part) for part in problem["loc"]) or "settings"
+            print(f"quire serve {role}: {field}: {problem['msg']}", file=sys.stderr)
+    except SettingsError as error:
+        print(f"quire serve {role}: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+def describe(settings: ServiceSettings) -> str:
+    """One line with every resolved value, for the log at start."""
+    return " ".join(
+        f"{name}={value}"
+        for name, value in settings.model_dump(mode="json").items()
+        if value not in (None, "")
+    )

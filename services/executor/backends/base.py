@@ -1,0 +1,127 @@
+"""What a backend computes: one step over a flattened batch, sampling included.
+
+The worker builds `StepInputs`, the backend answers with one `Sampled` per row of `samples`. No torch here: the cpu
+backend runs without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.executor.models.spec import ModelSpec
+
+Int32 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRule:
+    """How one sequence samples; built once when it enters. Ranges are checked by the gateway and again at entry."""
+
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0  # 0 is greedy
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    choice: int = 0
+    min_tokens: int = 0
+    banned_until_min_tokens: tuple[int, ...] = ()  # end and stop tokens
+    logprob_count: int = -1  # alternatives per output token; -1 returns none
+    prompt_logprob_count: int = -1  # alternatives per prompt token; -1 returns none
+
+
+@dataclass(slots=True)
+class SampleRow:
+    """One token to draw: from the logits after flattened row `row`."""
+
+    row: int
+    rule: SamplingRule
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]  # so far; its length is the output position that keys the random numbers
+
+
+@dataclass(slots=True)
+class PromptScoreRows:
+    """Prompt tokens to score: the logits after row first_row + i give the log probability of targets[i]."""
+
+    first_row: int
+    targets: Sequence[int]
+    count: int  # alternatives per token
+
+
+@dataclass(slots=True)
+class TokenScores:
+    """Log probabilities of consecutive tokens; natural logs, alternatives most likely first."""
+
+    chosen: list[float]
+    ranks: list[int]  # 1-based
+    top_ids: list[list[int]]
+    top_logprobs: list[list[float]]
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """One step: S sequences with T tokens in all, sequence after sequence."""
+
+    token_ids: Int32  # [T]
+    positions: Int32  # [T] absolute
+    query_starts: Int32  # [S + 1] offsets into T
+    context_lengths: Int32  # [S] tokens with KV after this step
+    block_tables: Int32  # [S, most blocks of any of them]; unused entries are 0
+    samples: list[SampleRow]  # at most one per sequence
+    prompt_scores: list[PromptScoreRows] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Sampled:
+    token_id: int
+    scores: TokenScores | None  # of exactly this token, where logprob_count >= 0
+
+
+@dataclass(slots=True)
+class StepOutputs:
+    sampled: list[Sampled | None]  # parallel to samples; None where that row's logits were not finite
+    prompt_scores: list[TokenScores]  # parallel to prompt_scores
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What a block costs and how many there are."""
+
+    block_size: int  # token slots
+    block_bytes: int
+    block_count: int
+
+
+class Backend(Protocol):
+    """A loaded model that computes steps. Not thread-safe: one thread steps it."""
+
+    name: str
+    dtype: str  # "fp32", "bf16" or "fp16"
+    device: str  # for people: instruction set or card
+    spec: ModelSpec
+    numerics: str  # everything beside weights that may change a logit; goes into the fingerprint
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        """Bytes of one block of `block_size` slots over all layers."""
+        ...
+
+    def allocate_kv(self, shape: KvShape) -> None:
+        """Makes the paged KV. Called once, before the first step."""
+        ...
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole blocks (source, destination), in order."""
+        ...
+
+    def step(self, inputs: StepInputs) -> StepOutputs:
+        """Writes KV for all T tokens, then samples and scores the rows asked for."""
+        ...
