@@ -24,7 +24,7 @@ log = logging.getLogger("quire.errors")
 DOMAIN = "quire"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # by identity: equal rows must stay distinct members
 class ErrorKind:
     """One row: the canonical gRPC status, the HTTP status, and whether the same request may succeed later."""
 
@@ -92,13 +92,9 @@ class QuireError(Exception):
         )
         details = [_pack(info)]
         if self.field:
-            violation = error_details_pb2.BadRequest.FieldViolation(
-                field=self.field, description=self.message
-            )
+            violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.message)
             details.append(_pack(error_details_pb2.BadRequest(field_violations=[violation])))
-        return status_pb2.Status(
-            code=code_pb2.Code.Value(kind.code.name), message=self.message, details=details
-        )
+        return status_pb2.Status(code=code_pb2.Code.Value(kind.code.name), message=self.message, details=details)
 
 
 def invalid(field: str, message: str) -> QuireError:
@@ -140,7 +136,7 @@ def _translate(error: Exception) -> QuireError:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Turns exceptions of handlers into statuses. Unknown ones are logged and answered with INTERNAL, without their text."""
+    """Turns exceptions of handlers into statuses. Unknown ones are logged and answered with INTERNAL."""
 
     async def intercept_service(
         self,

@@ -64,9 +64,7 @@ class Server:
         self._names = [service.full_name for service in services]
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
-        reflection.enable_server_reflection(
-            [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc
-        )
+        reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc)
         self._ready = False
 
     async def start(self) -> None:
@@ -93,18 +91,14 @@ class Server:
             try:
                 start_http_server(int(port), host, registry=self._registry)
             except (OSError, ValueError) as error:
-                raise SystemExit(
-                    f"metrics_listen: cannot serve on {settings.metrics_listen}: {error}"
-                ) from error
+                raise SystemExit(f"metrics_listen: cannot serve on {settings.metrics_listen}: {error}") from error
         gc.collect()
         gc.freeze()
 
     async def set_ready(self, ready: bool) -> None:
         """States readiness for "" and every service name."""
         self._ready = ready
-        state = (
-            health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
+        state = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._names):
             await self._health.set(name, state)
 
@@ -113,7 +107,7 @@ class Server:
         return self._ready
 
     async def run_until_signal(self, drain: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Serves until SIGTERM or SIGINT, then drains: readiness first, `drain`, then running calls; a second signal ends at once."""
+        """Serves until SIGTERM or SIGINT, then drains: readiness first, `drain`, then calls; a second signal ends at once."""
         stop, now = asyncio.Event(), asyncio.Event()
 
         def on_signal() -> None:

@@ -24,9 +24,7 @@ S = TypeVar("S", bound="ServiceSettings")
 
 
 def _split(value: Any) -> Any:
-    return (
-        tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-    )
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
 CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
@@ -36,25 +34,17 @@ CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 class ServiceSettings(BaseSettings):
     """What every service needs. Subclasses add their own fields and set `env_prefix`."""
 
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", cli_kebab_case=True, cli_implicit_flags=True
-    )
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", cli_kebab_case=True, cli_implicit_flags=True)
 
     listen: str = Field(description="address to serve gRPC on: host:port or unix:PATH")
     metrics_listen: str = Field(description="host:port of the Prometheus endpoint; empty serves none")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least severe level logged"
-    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least severe level logged")
     log_format: Literal["text", "json"] = Field("text", description="log lines for people or for machines")
     drain_seconds: float = Field(30.0, ge=0, description="how long running streams may finish after SIGTERM")
-    trust_network: bool = Field(
-        False, description="serve beyond loopback without TLS (a private network, a mesh)"
-    )
+    trust_network: bool = Field(False, description="serve beyond loopback without TLS (a private network, a mesh)")
     tls_cert: Path | None = Field(None, description="PEM certificate chain of this service")
     tls_key: Path | None = Field(None, description="PEM private key of this service")
-    tls_ca: Path | None = Field(
-        None, description="PEM authorities: peers must present a certificate they signed"
-    )
+    tls_ca: Path | None = Field(None, description="PEM authorities: peers must present a certificate they signed")
 
     @model_validator(mode="after")
     def _check_addresses(self) -> ServiceSettings:
@@ -64,7 +54,7 @@ class ServiceSettings(BaseSettings):
             address = getattr(self, name)
             if address and not is_loopback(address) and self.tls_cert is None and not self.trust_network:
                 raise ValueError(
-                    f"{name}: {address} is reachable from other machines; set TLS files, or trust_network on a private network"
+                    f"{name}: {address} is reachable from elsewhere; set TLS files, or trust_network on a private network"
                 )
         return self
 
@@ -135,7 +125,5 @@ def load(cls: type[S], role: str, argv: Sequence[str]) -> S:
 def describe(settings: ServiceSettings) -> str:
     """One line with every resolved value, for the log at start."""
     return " ".join(
-        f"{name}={value}"
-        for name, value in settings.model_dump(mode="json").items()
-        if value not in (None, "")
+        f"{name}={value}" for name, value in settings.model_dump(mode="json").items() if value not in (None, "")
     )
