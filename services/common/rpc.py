@@ -107,7 +107,7 @@ class Server:
         return self._ready
 
     async def run_until_signal(self, drain: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Serves until SIGTERM or SIGINT, then drains: readiness first, `drain`, then calls; a second signal ends at once."""
+        """Serves until SIGTERM or SIGINT, then drains: readiness, `drain`, calls; a second signal ends at once."""
         stop, now = asyncio.Event(), asyncio.Event()
 
         def on_signal() -> None:

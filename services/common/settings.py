@@ -54,7 +54,7 @@ class ServiceSettings(BaseSettings):
             address = getattr(self, name)
             if address and not is_loopback(address) and self.tls_cert is None and not self.trust_network:
                 raise ValueError(
-                    f"{name}: {address} is reachable from elsewhere; set TLS files, or trust_network on a private network"
+                    f"{name}: {address} is reachable from elsewhere; set TLS files, or trust_network on private ones"
                 )
         return self
 
