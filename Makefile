@@ -1,0 +1,60 @@
+# `make up` and `make test` are all that a newcomer needs; both set everything up first.
+# A clean environment is made once and then reused until the lock file or pyproject.toml changes.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.quire-stamp
+PIP_FLAGS := --disable-pip-version-check --quiet
+UP ?=
+TESTS ?=
+BENCH ?= engine
+
+.PHONY: help setup up down test test-full lint protos bench lock system-tools
+
+help: ## shows this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | column -t -s "$$(printf '\t')"
+
+$(STAMP): requirements.lock pyproject.toml tools/build_protos.py
+	@test -n "$(PYTHON)" || { echo "setup: Python 3.11 or newer is needed and none is on the PATH; name one with PYTHON=..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "setup: no venv module (on Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@echo "setup: installing the locked packages into $(VENV) (a minute or two the first time)"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --requirement requirements.lock
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+quire/v1/gateway_pb2.py: $(wildcard protos/quire/v1/*.proto) tools/build_protos.py | $(STAMP)
+	@$(BIN)/python tools/build_protos.py
+
+setup: $(STAMP) quire/v1/gateway_pb2.py ## makes the environment and the generated code
+
+up: setup ## starts the four services, prints a first answer and where to connect (UP="--model ... " for options)
+	@$(BIN)/quire up $(UP)
+
+down: setup ## stops what `make up` started
+	@$(BIN)/quire down
+
+test: lint system-tools ## sets up, checks style and types, runs the tests
+	$(BIN)/python -m pytest -m "not full" $(TESTS)
+
+test-full: lint system-tools ## the same in the sizes that the project promises; takes much longer
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: setup ## style, types, protos, Dockerfile, file sizes
+	@$(BIN)/python tools/lint.py
+
+system-tools: # docker-compose, from the system's packages, where we may install it; its test is skipped elsewhere
+	@command -v docker-compose >/dev/null || ! command -v apt-get >/dev/null || [ "$$(id -u)" != 0 ] \
+		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends docker-compose; } >/dev/null 2>&1 \
+		|| echo "docker-compose could not be installed; the test that needs it is skipped" >&2
+
+protos: $(STAMP) ## generates quire/v1 from protos/
+	$(BIN)/python tools/build_protos.py
+
+bench: setup ## measures the engine (BENCH="serve --concurrency 8" for the whole stack)
+	$(BIN)/quire bench $(BENCH)
+
+lock: $(STAMP) ## writes the lock files anew from pyproject.toml (LOCK=--upgrade for new versions)
+	$(BIN)/python tools/lock.py $(LOCK)
