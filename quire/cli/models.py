@@ -1,0 +1,74 @@
+"""`quire models`: which models are served, and changing them while running."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from quire.cli.common import Failure, add_address, failures, gateway, parser
+from quire.cli.plain import plain
+from quire.supervisor.options import parse_model
+from quire.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, types_pb2
+
+LOAD_SECONDS = 3600.0
+"""Downloading and reading a large model takes its time."""
+
+
+def run(argv: Sequence[str]) -> int:
+    args = parser(
+        "models",
+        "Lists the models that can be asked for, or changes them while the services run.",
+        "quire models list\n"
+        "quire models load mine=~/models/my-llama     into an executor that holds none\n"
+        "quire models reload mine                     read the weights again\n"
+        "quire models unload mine",
+    )
+    actions = args.add_subparsers(dest="action", required=True, metavar="{list,load,unload,reload}")
+    for name, argument, what in (
+        ("list", None, "list the models"),
+        ("load", "NAME=SOURCE", "load a model into a free executor"),
+        ("unload", "NAME", "remove a model from every executor"),
+        ("reload", "NAME[=SOURCE]", "read a model's weights again"),
+    ):
+        action = actions.add_parser(name, help=what, description=what, allow_abbrev=False)
+        if argument:
+            action.add_argument("model", metavar=argument)
+        add_address(action)
+        action.add_argument("--json", action="store_true", help="print a JSON array")
+    given = args.parse_args(argv)
+    with failures("models"), gateway(given) as channel:
+        if given.action == "list":
+            request = gateway_pb2.ListModelsRequest()
+            models = gateway_pb2_grpc.InferenceServiceStub(channel).ListModels(request, timeout=10).models
+        else:
+            change = _change(given.action, given.model)
+            stub = gateway_pb2_grpc.AdminServiceStub(channel)
+            models = stub.ChangeModel(change, timeout=LOAD_SECONDS).models
+        print(json.dumps([plain(model) for model in models]) if given.json else _table(list(models)))
+    return 0
+
+
+def _change(action: str, text: str) -> gateway_pb2.ChangeModelRequest:
+    if action == "load" or "=" in text:
+        try:
+            model = parse_model(text)
+        except ValueError as error:
+            raise Failure(str(error)) from None
+        name, where = model.name, model.source
+    else:
+        name, where = text, ""
+    number = scheduler_pb2.ModelAction.Value(f"MODEL_ACTION_{action.upper()}")
+    return gateway_pb2.ChangeModelRequest(action=number, name=name, source=where)
+
+
+def _table(models: list[types_pb2.ModelDescription]) -> str:
+    if not models:
+        return "no models"
+    rows = [("NAME", "ARCHITECTURE", "PARAMETERS", "CONTEXT", "SOURCE")]
+    for model in models:
+        size = f"{model.parameter_count / 1e6:,.0f} M"
+        rows.append((model.name, model.architecture, size, str(model.context_length), model.source))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

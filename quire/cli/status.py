@@ -1,0 +1,106 @@
+"""`quire status`: the local run and what its gateway says of models, queue and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import grpc
+
+from quire.cli.common import add_address, gateway_address, parser, rpc_message
+from quire.cli.plain import plain
+from quire.supervisor import health
+from quire.supervisor.rundir import RunDirectory, RunState
+from quire.v1 import gateway_pb2, gateway_pb2_grpc
+
+
+def run(argv: Sequence[str]) -> int:
+    args = parser(
+        "status",
+        "Shows services, models, queue and KV memory. The exit status is 0 where everything is healthy.",
+        "quire status\nquire status --json\nquire status --address gpu-box:50051     a gateway elsewhere",
+    )
+    add_address(args)
+    args.add_argument("--json", action="store_true", help="print a JSON object")
+    given = args.parse_args(argv)
+    live = None if given.address else RunDirectory().live()
+    report = _report(live, gateway_address(given))
+    print(json.dumps(report, indent=2) if given.json else _text(report))
+    return 0 if report["healthy"] else 1
+
+
+def _report(live: RunState | None, address: str) -> dict[str, Any]:
+    """All that can be known. `services` is empty where the run is not this machine's."""
+    report: dict[str, Any] = {"running": live is not None, "address": address, "services": []}
+    if live is not None:
+        report |= {"pid": live.pid, "phase": live.phase, "http": live.http, "log": live.log}
+        report["uptime_seconds"] = round(time.time() - live.started_at, 1)
+        report["services"] = asyncio.run(_services(live))
+    report |= _gateway(address)
+    report["running"] = report["running"] or report["error"] is None
+    healthy = (service["healthy"] for service in report["services"])
+    report["healthy"] = report["error"] is None and all(healthy)
+    return report
+
+
+async def _services(live: RunState) -> list[dict[str, Any]]:
+    async def one(service: dict[str, Any]) -> dict[str, Any]:
+        # What the supervisor waited for is what counts: a spare executor holds no model and is not "ready".
+        asked = service.pop("health_service")
+        answer = await health.ask(service["target"], asked) if service["pid"] else "UNREACHABLE"
+        return service | {"healthy": answer == "SERVING"}
+
+    return list(await asyncio.gather(*(one(asdict(service)) for service in live.services)))
+
+
+def _gateway(address: str) -> dict[str, Any]:
+    """Models, queue and KV as the gateway at `address` states them; `error` says why where it does not."""
+    empty: dict[str, Any] = {"models": [], "queue": {}, "kv": {}, "executors": [], "version": ""}
+    with grpc.insecure_channel(address) as channel:
+        try:
+            status = gateway_pb2_grpc.AdminServiceStub(channel).GetStatus(gateway_pb2.GetStatusRequest(), timeout=5)
+            models = gateway_pb2_grpc.InferenceServiceStub(channel).ListModels(
+                gateway_pb2.ListModelsRequest(), timeout=5
+            )
+        except grpc.RpcError as error:
+            return empty | {"error": rpc_message(error, address)}
+    scheduler = status.scheduler
+    return {
+        "error": None,
+        "version": status.version,
+        "models": [plain(model) for model in models.models],
+        "executors": [plain(executor) for executor in scheduler.executors],
+        "queue": {
+            "open_requests": status.open_request_count,
+            "running": scheduler.running_count,
+            "waiting": scheduler.waiting_count,
+            "preemptions": scheduler.preemption_count,
+        },
+        "kv": plain(scheduler.kv),
+    }
+
+
+def _text(report: dict[str, Any]) -> str:
+    lines = []
+    if report["services"]:
+        lines.append(f"up for {report['uptime_seconds']:.0f} s ({report['phase']}), log {report['log']}")
+        for service in report["services"]:
+            health_word = "healthy" if service["healthy"] else service["state"]
+            died = f", restarted {service['restarts']} times ({service['last_exit']})" if service["restarts"] else ""
+            lines.append(f"  {service['name']:<12} {service['target']:<18} pid {service['pid']}  {health_word}{died}")
+    if report["error"] is not None:
+        return "\n".join([*lines, report["error"]])
+    for model in report["models"]:
+        lines.append(f"model {model['name']}: {model['architecture']}, context {model['context_length']} tokens")
+    queue = report["queue"]
+    lines.append(
+        f"requests: {queue['open_requests']} open; sequences: {queue['running']} running, {queue['waiting']} waiting"
+    )
+    for pool in report["kv"]["pools"]:
+        counts = f"{pool['free_count']} free, {pool['cached_count']} cached, {pool['leased_count']} in use"
+        lines.append(f"kv blocks: {counts}")
+    return "\n".join(lines)

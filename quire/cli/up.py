@@ -1,0 +1,116 @@
+"""`quire up`: all services of one machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire.cli.common import parser
+from quire.supervisor.options import DEFAULT_MODEL, Ports, UpOptions, parse_model
+from quire.supervisor.rundir import RunDirectory
+from quire.supervisor.up import UpError, greet, run_detached, run_foreground
+
+EXAMPLES = f"""
+quire up                                        the small model {DEFAULT_MODEL}
+quire up --model ~/models/my-llama              a Hugging Face folder or a .gguf file of your own
+quire up --model a=owner/name --model b=b.gguf  two models, with names of your choice
+quire up --detach && quire status               in the background"""
+
+
+def run(argv: Sequence[str]) -> int:
+    args = _parser()
+    given = args.parse_args(argv)
+    try:
+        options = _options(given)
+    except ValueError as error:
+        args.error(str(error))
+    directory = RunDirectory()
+    try:
+        if given.detach:
+            state = run_detached(options, directory, _without_detach(argv))
+            if given.json:
+                print(json.dumps({"grpc": state.grpc, "http": state.http, "log": state.log, "pid": state.pid}))
+            else:
+                asyncio.run(greet(state, sys.stdout, demo=not given.no_demo))
+            return 0
+        terminal = None if given.log_file else sys.stdout
+        return run_foreground(options, directory, log=given.log_file, terminal=terminal, demo=not given.no_demo)
+    except UpError as error:
+        for line in str(error).splitlines():
+            print(f"quire up: {line}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    args = parser("up", "Starts gateway, scheduler, kvmanager and executors, and restarts one that dies.", EXAMPLES)
+    add = args.add_argument
+    add(
+        "--model",
+        action="append",
+        metavar="[NAME=]SOURCE",
+        help=f"a folder, a .gguf file, a hub id or a catalogue name; repeatable (default: {DEFAULT_MODEL})",
+    )
+    add("--executors", type=int, default=1, metavar="N", help="executors per model (default: 1)")
+    add(
+        "--spare-executors",
+        type=int,
+        default=1,
+        metavar="N",
+        help="executors without a model, for `quire models load` (default: 1)",
+    )
+    add("--backend", default="auto", help="how to compute: auto, torch, ... (default: auto)")
+    add("--dtype", help="number format of computation: fp32, bf16, fp16 (default: the executor's choice)")
+    add("--context-length", type=int, metavar="TOKENS", help="longest prompt plus output (default: the model's)")
+    add("--kv-blocks", type=int, metavar="N", help="blocks of KV memory per executor (default: from free memory)")
+    add("--detach", action="store_true", help="return once all is healthy and keep serving in the background")
+    add("--no-demo", action="store_true", help="do not ask the model a first question")
+    add("--json", action="store_true", help="with --detach: print the addresses as JSON")
+    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    add(
+        "--drain-seconds", type=float, default=30.0, help="how long running streams may finish at the end (default: 30)"
+    )
+    add("--log-file", type=Path, help=argparse.SUPPRESS)
+    ports = args.add_argument_group("ports", "on 127.0.0.1")
+    default = Ports()
+    ports.add_argument("--port-base", type=int, metavar="PORT", help="put all ports in a row from here on")
+    ports.add_argument("--grpc-port", type=int, metavar="PORT", help=f"the public gRPC API (default: {default.grpc})")
+    ports.add_argument("--http-port", type=int, metavar="PORT", help=f"the OpenAI API (default: {default.http})")
+    ports.add_argument("--scheduler-port", type=int, metavar="PORT", help=f"(default: {default.scheduler})")
+    ports.add_argument("--kvmanager-port", type=int, metavar="PORT", help=f"(default: {default.kvmanager})")
+    ports.add_argument(
+        "--executor-port",
+        type=int,
+        metavar="PORT",
+        help=f"the first executor's; others follow (default: {default.executor})",
+    )
+    ports.add_argument(
+        "--metrics-port", type=int, metavar="PORT", help=f"the gateway's; others follow (default: {default.metrics})"
+    )
+    return args
+
+
+def _options(given: argparse.Namespace) -> UpOptions:
+    base = Ports() if given.port_base is None else Ports.from_base(given.port_base)
+    names = ("grpc", "http", "scheduler", "kvmanager", "executor", "metrics")
+    chosen = {name: getattr(given, f"{name}_port") for name in names}
+    ports = Ports(**{name: getattr(base, name) if value is None else value for name, value in chosen.items()})
+    return UpOptions(
+        models=tuple(map(parse_model, given.model or [DEFAULT_MODEL])),
+        executors=given.executors,
+        spare_executors=given.spare_executors,
+        backend=given.backend,
+        dtype=given.dtype,
+        context_length=given.context_length,
+        kv_blocks=given.kv_blocks,
+        drain_seconds=given.drain_seconds,
+        log_level=given.log_level,
+        ports=ports,
+    )
+
+
+def _without_detach(argv: Sequence[str]) -> list[str]:
+    return [arg for arg in argv if arg not in ("--detach", "--json")]

@@ -1,0 +1,123 @@
+"""Which processes a run consists of, with their commands, environments and ports: a pure function of the options."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from quire.supervisor.options import ModelChoice, UpOptions
+
+HOST = "127.0.0.1"
+SUPERVISOR_PID = "QUIRE_SUPERVISOR_PID"
+"""Variable that tells `quire serve` whose end is its own end too."""
+LIVENESS = "liveness"
+"""Health service that says only that the process answers; an executor without a model is not ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortUse:
+    """A port that a service binds, and the flag of `quire up` that moves it."""
+
+    port: int
+    flag: str
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """One process to run."""
+
+    name: str
+    role: str
+    command: tuple[str, ...]
+    target: str
+    ports: tuple[PortUse, ...]
+    health_service: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def lay_out(options: UpOptions, cores: int) -> list[ServiceSpec]:
+    """The services in start order: what others need comes first. They end in the opposite order.
+
+    Executors share the `cores`; the other services are single-threaded apart from short-lived helpers.
+    """
+    executors = _executors(options, cores)
+    ports = options.ports
+    common = ["--drain-seconds", f"{options.drain_seconds:g}", "--log-level", options.log_level]
+    kvmanager = f"{HOST}:{ports.kvmanager}"
+    scheduler = f"{HOST}:{ports.scheduler}"
+
+    def light(
+        name: str, port: int, flag: str, metrics: int, *arguments: str, extra: tuple[PortUse, ...] = ()
+    ) -> ServiceSpec:
+        listen = ["--listen", f"{HOST}:{port}", "--metrics-listen", f"{HOST}:{ports.metrics + metrics}"]
+        return ServiceSpec(
+            name=name,
+            role=name,
+            command=_serve(name, [*listen, *arguments, *common]),
+            target=f"{HOST}:{port}",
+            ports=(PortUse(port, flag, "gRPC"), *extra, PortUse(ports.metrics + metrics, "--metrics-port", "metrics")),
+            environment={"OMP_NUM_THREADS": "1"},
+        )
+
+    http = ("--http-listen", f"{HOST}:{ports.http}")
+    return [
+        light("kvmanager", ports.kvmanager, "--kvmanager-port", 2),
+        *executors,
+        light(
+            "scheduler",
+            ports.scheduler,
+            "--scheduler-port",
+            1,
+            *("--kvmanager", kvmanager, "--executors", ",".join(spec.target for spec in executors)),
+        ),
+        light(
+            "gateway",
+            ports.grpc,
+            "--grpc-port",
+            0,
+            *("--scheduler", scheduler, *http),
+            extra=(PortUse(ports.http, "--http-port", "HTTP"),),
+        ),
+    ]
+
+
+def _executors(options: UpOptions, cores: int) -> list[ServiceSpec]:
+    """One executor per model and replica, then the spare ones."""
+    held: list[ModelChoice | None] = [model for model in options.models for _ in range(options.executors)]
+    threads = max(1, cores // len(held))
+    held += [None] * options.spare_executors
+    single = len(held) == 1
+    return [
+        _executor(options, "executor" if single else f"executor-{index + 1}", index, model, threads)
+        for index, model in enumerate(held)
+    ]
+
+
+def _executor(options: UpOptions, name: str, index: int, model: ModelChoice | None, threads: int) -> ServiceSpec:
+    ports = options.ports
+    port, metrics = ports.executor + index, ports.metrics + 3 + index
+    arguments = ["--listen", f"{HOST}:{port}", "--metrics-listen", f"{HOST}:{metrics}"]
+    arguments += ["--kvmanager", f"{HOST}:{ports.kvmanager}", "--backend", options.backend, "--threads", str(threads)]
+    if model is not None:
+        arguments += ["--model", str(model)]
+    if options.dtype is not None:
+        arguments += ["--dtype", options.dtype]
+    if options.context_length is not None:
+        arguments += ["--context-length", str(options.context_length)]
+    if options.kv_blocks is not None:
+        arguments += ["--kv-blocks", str(options.kv_blocks)]
+    arguments += ["--drain-seconds", f"{options.drain_seconds:g}", "--log-level", options.log_level]
+    return ServiceSpec(
+        name=name,
+        role="executor",
+        command=_serve("executor", arguments),
+        target=f"{HOST}:{port}",
+        ports=(PortUse(port, "--executor-port", "gRPC"), PortUse(metrics, "--metrics-port", "metrics")),
+        health_service="" if model is not None else LIVENESS,
+    )
+
+
+def _serve(role: str, arguments: list[str]) -> tuple[str, ...]:
+    return (sys.executable, "-m", "quire.cli", "serve", role, *arguments)

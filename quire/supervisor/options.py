@@ -1,0 +1,87 @@
+"""What `quire up` was asked for, checked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_MODEL = "smollm2"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """A model to serve: the name that clients ask for, and where its files are."""
+
+    name: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.source}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Loopback ports. Executors and metrics take consecutive ones from their first."""
+
+    grpc: int = 50051
+    http: int = 8000
+    scheduler: int = 50052
+    kvmanager: int = 50053
+    executor: int = 50054
+    metrics: int = 9101
+
+    @classmethod
+    def from_base(cls, base: int) -> Ports:
+        """All ports in one range that begins at `base`: a second copy beside the first needs one number."""
+        return cls(
+            grpc=base, http=base + 1, scheduler=base + 2, kvmanager=base + 3, executor=base + 20, metrics=base + 4
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """All choices of one run. `executors` is the number of executors per model; spare ones hold no model yet."""
+
+    models: tuple[ModelChoice, ...] = (ModelChoice(DEFAULT_MODEL, DEFAULT_MODEL),)
+    executors: int = 1
+    spare_executors: int = 1
+    backend: str = "auto"
+    dtype: str | None = None
+    context_length: int | None = None
+    kv_blocks: int | None = None
+    drain_seconds: float = 30.0
+    log_level: str = "info"
+    ports: Ports = Ports()
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ValueError("--model: at least one model is needed")
+        names = [model.name for model in self.models]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"--model: two models are named {twice[0]!r}; give them names with NAME=SOURCE")
+        if self.executors < 1:
+            raise ValueError("--executors: at least 1 per model")
+        if self.spare_executors < 0:
+            raise ValueError("--spare-executors: not below 0")
+
+
+def parse_model(text: str) -> ModelChoice:
+    """A model from `NAME=SOURCE` or `SOURCE`; the name is then the source's last part, without `.gguf`."""
+    name, separator, source = text.partition("=")
+    if not separator:
+        source = text
+        # A hub id ("owner/name") and a path both end in what people call the model.
+        name = Path(source.rstrip("/")).name.removesuffix(".gguf")
+    if not source:
+        raise ValueError(f"--model {text!r}: the source is missing; write NAME=SOURCE")
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"--model {text!r}: {name!r} is no model name (letters, digits and . _ / : -, at most 128)")
+    return ModelChoice(name, absolute(source))
+
+
+def absolute(source: str) -> str:
+    """A local path as every process of this machine understands it; other sources as they are."""
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else source
