@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -15,15 +15,17 @@ import quire
 from quire.v1 import gateway_pb2, scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common import rpc
 from services.common.errors import QuireError, Reason, from_rpc_error, invalid
-from services.gateway import validation
-from services.gateway.generation import Generation
-from services.gateway.metrics import GatewayMetrics
+from services.gateway import opening, validation
+from services.gateway.encoding import Encoder, Prompt
+from services.gateway.generation import Generation, Opened
+from services.gateway.metrics import GatewayMetrics, RequestMeter
 from services.gateway.models import ModelCatalogue
 from services.gateway.requests import RequestTable
 from services.gateway.scheduler_link import SchedulerLink
 from services.gateway.settings import GatewaySettings
+from services.gateway.watch import Watch
 
-log = logging.getLogger("quire.gateway")
+STATUS_SECONDS = 5.0
 
 
 class Engine:
@@ -36,32 +38,47 @@ class Engine:
         self.settings = settings
         self._channel = rpc.channel(settings.scheduler, settings)
         self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
-        self._catalogue = ModelCatalogue(self._scheduler, settings.encode_threads)
+        self._encoder = Encoder(settings.encode_threads)
+        self._catalogue = ModelCatalogue(self._scheduler, self._encoder)
         self._table = RequestTable()
         self._link = SchedulerLink(
-            self._scheduler, f"gateway-{uuid.uuid4().hex[:12]}", self._table, self._catalogue, settings.resume_seconds
+            self._scheduler,
+            f"gateway-{uuid.uuid4().hex[:12]}",
+            self._table,
+            settings.resume_seconds,
+            settings.hold_tokens,
+            self._take_models,
+            self._tell_state,
         )
+        self._watch = Watch(self._link, settings.slow_reader_seconds)
         self._metrics = GatewayMetrics(registry, lambda: len(self._table))
+        self._draws = random.SystemRandom()
         self._started_at = time.monotonic()
         self._draining = False
-        self._on_ready: Callable[[bool], None] = lambda ready: None
+        self._on_ready: Callable[[bool], None] | None = None
 
-    async def start(self, on_ready: Callable[[bool], None]) -> None:
-        """Connects in the background; `on_ready` is called whenever readiness changes."""
+    def start(self, on_ready: Callable[[bool], None] | None = None) -> None:
+        """Connects in the background; `on_ready` hears of readiness whenever it may have changed."""
+        self._on_ready = on_ready
+        self._link.start()
 
     @property
     def ready(self) -> bool:
         """Whether the scheduler's stream is up, a model is there and no drain has begun."""
+        return self._link.connected and bool(self._catalogue.models) and not self._draining
 
     def models(self) -> list[types_pb2.ModelDescription]:
         """The models that can be asked for, by name."""
+        return self._catalogue.models
 
     def find_model(self, name: str) -> types_pb2.ModelDescription:
         """The model of that name; the only one where the name is empty. MODEL_NOT_FOUND, SCHEDULER_LOST."""
+        return self._catalogue.find(name)
 
     def generate(
         self,
         request: gateway_pb2.GenerationInput,
+        /,
         *,
         tenant: str,
         deadline: float | None,
@@ -70,28 +87,125 @@ class Engine:
         """An async iterator of events: Started, PromptScores where asked for, Deltas, Finished.
 
         Validation, tokenization and submission happen in the first step, so whatever is wrong with a request is
-        raised by the first `anext`. `deadline` is in seconds from now. `cancel()` or `aclose()` ends the request.
-        `on_cut` is called when a reader that stalled was cut off and did not come back for its error either.
+        raised by the first `anext`. `deadline` is in seconds from now. `cancel()` or `aclose()` ends the request,
+        and so does cancelling a pending `anext`. `on_cut` is called when a reader that left its tokens unread for
+        `slow_reader_seconds` was cut off and did not come back for its SLOW_READER error either.
         """
+        loop = asyncio.get_running_loop()
+        arrived_at = loop.time()
+        deadline_at = None if deadline is None else arrived_at + deadline
+
+        async def begin() -> Opened:
+            try:
+                async with asyncio.timeout_at(deadline_at):
+                    opened = await self._open(request, tenant, arrived_at, deadline_at)
+            except TimeoutError as error:
+                raise QuireError(Reason.DEADLINE, "the deadline passed before the request began") from error
+            self._watch.add(generation)
+            return opened
+
+        generation = Generation(begin, self._link, self._table, on_cut)
+        return generation
 
     async def tokenize(
-        self, model: str, prompt: str | Sequence[gateway_pb2.ChatMessage], *, add_special: bool = True
+        self, model: str, prompt: Prompt, *, add_special: bool = True
     ) -> tuple[list[int], types_pb2.ModelDescription]:
         """Token ids of a text or of a chat, as `generate` would make them, and the model they are for."""
+        limit = self.settings.max_prompt_bytes
+        if isinstance(prompt, str):
+            validation.check_text_size("text", (prompt,), limit)
+        else:
+            validation.check_messages(prompt, limit)
+        found = self.find_model(model)
+        loaded = await self._catalogue.tokenizer(found)
+        return await self._encoder.encode(loaded.tokenizer, prompt, add_bos=add_special), found
 
     async def detokenize(self, model: str, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of token ids."""
+        found = self.find_model(model)
+        if len(ids) > self.settings.max_prompt_bytes:
+            raise QuireError(
+                Reason.TOO_LARGE, f"token_ids: more than {self.settings.max_prompt_bytes}", field="token_ids"
+            )
+        validation.check_ids("token_ids", ids, found.vocab_size)
+        loaded = await self._catalogue.tokenizer(found)
+        return await self._encoder.decode(loaded.tokenizer, ids, skip_special=skip_special)
 
     async def status(self) -> gateway_pb2.GetStatusResponse:
         """State of all services; `scheduler` is absent while it cannot be reached."""
+        status = gateway_pb2.GetStatusResponse(
+            open_request_count=len(self._table),
+            version=quire.__version__,
+            uptime_seconds=time.monotonic() - self._started_at,
+        )
+        try:
+            request = scheduler_pb2.GetSchedulerStatusRequest()
+            status.scheduler.CopyFrom(await self._scheduler.GetSchedulerStatus(request, timeout=STATUS_SECONDS))
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise from_rpc_error(error, Reason.SCHEDULER_LOST) from error
+        return status
 
     async def change_model(
         self, action: scheduler_pb2.ModelAction.ValueType, name: str, source: str
     ) -> list[types_pb2.ModelDescription]:
         """Loads, unloads or reloads a model and answers with the models after it."""
+        if action not in scheduler_pb2.ModelAction.values() or not action:
+            raise invalid("action", "must be load, unload or reload")
+        if not name:
+            raise invalid("name", "is required")
+        try:
+            request = scheduler_pb2.ManageModelRequest(action=action, name=name, source=source)
+            return list((await self._scheduler.ManageModel(request)).models)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, Reason.SCHEDULER_LOST) from error
 
     async def drain(self) -> None:
         """Refuses new requests with DRAINING and returns when the running ones have ended."""
+        self._draining = True
+        self._tell_state()
+        await self._table.empty()
 
     async def stop(self) -> None:
         """Ends what still runs and closes the channel."""
+        self._draining = True
+        self._watch.stop()
+        await self._link.stop()
+        for request in self._table:
+            request.fail(QuireError(Reason.DRAINING, "the gateway stopped"))
+        await self._catalogue.stop()
+        self._encoder.stop()
+        await self._channel.close()
+
+    async def _open(
+        self, request: gateway_pb2.GenerationInput, tenant: str, arrived_at: float, deadline_at: float | None
+    ) -> Opened:
+        if self._draining:
+            raise QuireError(Reason.DRAINING, "the gateway is shutting down")
+        model = self.find_model(request.model)
+        validation.validate(request, model, self.settings.max_prompt_bytes)
+        request_id = request.request_id or f"gen-{uuid.uuid4().hex}"
+        handle = self._table.claim(request_id)
+        try:
+            loaded = await self._catalogue.tokenizer(model)
+            prompt_ids = await opening.encode_prompt(request, model, loaded.tokenizer, self._encoder)
+            submit = opening.make_submit(request, model, prompt_ids)
+            submit.handle, submit.request_id, submit.tenant = handle, request_id, tenant
+            if not submit.sampling.HasField("seed"):
+                submit.sampling.seed = self._draws.getrandbits(63)
+            meter = RequestMeter(self._metrics, model.name, arrived_at)
+            opened = opening.open_request(submit, model, loaded, request.keep_special_tokens, meter, deadline_at)
+        except BaseException:
+            self._table.release(request_id)
+            raise
+        self._table.add(opened.request)
+        self._link.submit(opened.request)
+        return opened
+
+    def _take_models(self, models: list[types_pb2.ModelDescription]) -> None:
+        self._catalogue.update(models)
+        self._tell_state()
+
+    def _tell_state(self) -> None:
+        if self._on_ready is not None:
+            self._on_ready(self.ready)

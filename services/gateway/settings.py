@@ -27,5 +27,7 @@ class GatewaySettings(ServiceSettings):
     def _check_http(self) -> Self:
         address = self.http_listen
         if address and not is_loopback(address) and not self.trust_network:
-            raise ValueError(f"http_listen: {address} is reachable from elsewhere; set trust_network on private networks")
+            raise ValueError(
+                f"http_listen: {address} is reachable from elsewhere; set trust_network on private networks"
+            )
         return self

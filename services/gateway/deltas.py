@@ -1,0 +1,132 @@
+"""From tokens to text: incremental detokenization, end tokens left out, stop strings matched and held back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from quire.v1 import types_pb2
+from services.gateway.events import Delta, ScoredToken
+from services.gateway.requests import OpenChoice, Score
+from services.gateway.stops import StopMatcher
+
+
+class Detokenizer(Protocol):
+    """Text of a growing output; incomplete characters are held."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class Vocabulary(Protocol):
+    """What is asked about single tokens."""
+
+    def decode(self, ids: Sequence[int], skip_special: bool) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def is_special(self, token_id: int) -> bool: ...
+
+
+class ChoiceText:
+    """The text of one choice."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        detokenizer: Detokenizer,
+        matcher: StopMatcher | None,
+        end_ids: frozenset[int],
+        keep_special: bool,
+    ) -> None:
+        """`matcher` is None where there are no stop strings; `end_ids` end a choice and are never part of the text."""
+        self._vocabulary, self._detokenizer, self._matcher = vocabulary, detokenizer, matcher
+        self._end_ids, self._keep_special = end_ids, keep_special
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended the text, once one did."""
+        return self._matcher.matched if self._matcher is not None else None
+
+    def push(self, ids: Sequence[int]) -> tuple[str, int]:
+        """Text that became certain, and how many of the ids belong to the output: fewer where a stop string ended."""
+        if self._matcher is None:
+            plain = ids[:-1] if ids and ids[-1] in self._end_ids else ids
+            return self._detokenizer.push(plain), len(ids)
+        text = ""
+        for used, token in enumerate(ids, start=1):
+            text += self._push_one(self._matcher, token)
+            if self._matcher.matched is not None:
+                return text, used
+        return text, len(ids)
+
+    def _push_one(self, matcher: StopMatcher, token: int) -> str:
+        if token in self._end_ids:
+            return ""
+        text = matcher.push(self._detokenizer.push([token]))
+        if matcher.reads_hidden and not self._keep_special and self._vocabulary.is_special(token):
+            text += matcher.push(self._vocabulary.decode([token], False), hidden=True)
+        return text
+
+    def finish(self) -> str:
+        """The text that was still held, once the choice ended."""
+        rest = self._detokenizer.flush()
+        if self._matcher is None:
+            return rest
+        return self._matcher.push(rest) + self._matcher.flush()
+
+
+class DeltaMaker:
+    """Makes the deltas of one choice."""
+
+    def __init__(self, vocabulary: Vocabulary, choice: OpenChoice, text: ChoiceText, with_scores: bool) -> None:
+        self._vocabulary, self._choice, self._text, self._with_scores = vocabulary, choice, text, with_scores
+        self.finished = False
+
+    def take(self) -> Delta | None:
+        """All that is new, or None. Cuts the choice where a stop string is found; the choice then has ended here."""
+        choice = self._choice
+        if self.finished or (not choice.unread and choice.end is None):
+            return None
+        start = choice.taken
+        ids, scores = choice.take()
+        text, used = self._text.push(ids)
+        if self._text.matched is None and choice.end is not None:
+            text += self._text.finish()
+        if self._text.matched is not None:
+            choice.cut(start + used)
+            ids, scores = ids[:used], scores[:used]
+        self.finished = choice.end is not None
+        return Delta(
+            choice=choice.index,
+            text=text,
+            token_ids=tuple(ids),
+            logprobs=tuple(map(self._scored, ids, scores)) if self._with_scores else None,
+            finish_reason=choice.end,
+            matched_stop=self._text.matched,
+            matched_token_id=choice.stop_token_id,
+        )
+
+    def _scored(self, token: int, score: Score) -> ScoredToken:
+        return scored(self._vocabulary, token, score)
+
+
+def scored(vocabulary: Vocabulary, token: int, score: Score) -> ScoredToken:
+    """A token with its log probability and the bytes of all tokens named."""
+    top = tuple(
+        ScoredToken(other, vocabulary.token_bytes(other), logprob, rank)
+        for rank, (other, logprob) in enumerate(score.top, start=1)
+    )
+    return ScoredToken(token, vocabulary.token_bytes(token), score.logprob, score.rank, top)
+
+
+def scored_prompt(vocabulary: Vocabulary, ids: Sequence[int], scores: Sequence[Score]) -> tuple[ScoredToken, ...]:
+    """The whole prompt; `scores` begin with the second token."""
+    first = ScoredToken(ids[0], vocabulary.token_bytes(ids[0]), None, 0)
+    return (first, *(scored(vocabulary, token, score) for token, score in zip(ids[1:], scores, strict=True)))
+
+
+def end_ids(model: types_pb2.ModelDescription, stop: types_pb2.StopCriteria) -> frozenset[int]:
+    """Tokens that end a choice of a request."""
+    return frozenset(stop.stop_token_ids) | (frozenset() if stop.ignore_eos else frozenset(model.eos_token_ids))

@@ -1,0 +1,75 @@
+"""From a valid request to one that a scheduler understands: prompt ids, budget, stop strings, text makers."""
+
+from __future__ import annotations
+
+from quire.v1 import gateway_pb2, scheduler_pb2, types_pb2
+from services.common.errors import invalid
+from services.gateway import validation
+from services.gateway.deltas import ChoiceText, DeltaMaker, end_ids
+from services.gateway.detokenizer import IncrementalDetokenizer
+from services.gateway.encoding import Encoder, Prompt
+from services.gateway.generation import Opened
+from services.gateway.metrics import RequestMeter
+from services.gateway.models import LoadedTokenizer
+from services.gateway.requests import OpenRequest
+from services.gateway.stops import StopMatcher
+from services.gateway.tokenizer import ModelTokenizer
+
+
+async def encode_prompt(
+    request: gateway_pb2.GenerationInput,
+    model: types_pb2.ModelDescription,
+    tokenizer: ModelTokenizer,
+    encoder: Encoder,
+) -> list[int]:
+    """The prompt's ids. INVALID_FIELD where it holds no token."""
+    kind = request.WhichOneof("prompt")
+    if kind == "token_ids":
+        return list(request.token_ids.ids)
+    prompt: Prompt = request.text if kind == "text" else request.chat.messages
+    ids = await encoder.encode(tokenizer, prompt)
+    if not ids:
+        raise invalid("chat" if kind == "chat" else "text", "holds no tokens")
+    validation.check_ids("prompt", ids, model.vocab_size)
+    return ids
+
+
+def make_submit(
+    request: gateway_pb2.GenerationInput, model: types_pb2.ModelDescription, prompt_ids: list[int]
+) -> scheduler_pb2.Submit:
+    """The request without handle, id, tenant and seed. CONTEXT_EXCEEDED where it is too long."""
+    submit = scheduler_pb2.Submit(
+        model=model.name,
+        prompt_token_ids=prompt_ids,
+        sampling=request.sampling,
+        stop=request.stop,
+        logprobs=request.logprobs,
+        choice_count=request.choice_count or 1,
+        priority=request.priority,
+        speculation=request.speculation,
+    )
+    submit.stop.max_tokens = validation.resolve_max_tokens(len(prompt_ids), request.stop, model.context_length)
+    return submit
+
+
+def open_request(
+    submit: scheduler_pb2.Submit,
+    model: types_pb2.ModelDescription,
+    loaded: LoadedTokenizer,
+    keep_special: bool,
+    meter: RequestMeter,
+    deadline_at: float | None,
+) -> Opened:
+    """The request with what makes text of its tokens."""
+    ends = end_ids(model, submit.stop)
+    opened = OpenRequest(submit, model, ends, deadline_at, meter.tokens)
+    makers = []
+    for choice in opened.choices:
+        detokenizer = IncrementalDetokenizer(loaded.tokenizer, opened.prompt_ids, not keep_special)
+        matcher = None
+        if submit.stop.stop:
+            hidden = () if keep_special else loaded.special_texts
+            matcher = StopMatcher(submit.stop.stop, hidden, submit.stop.include_stop)
+        text = ChoiceText(loaded.tokenizer, detokenizer, matcher, ends, keep_special)
+        makers.append(DeltaMaker(loaded.tokenizer, choice, text, opened.wants_scores))
+    return Opened(opened, loaded.tokenizer, makers, meter)

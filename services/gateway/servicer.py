@@ -1,0 +1,121 @@
+"""The gRPC surface: translates between the public API and the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from quire.v1 import gateway_pb2, gateway_pb2_grpc
+from services.common.errors import invalid
+from services.gateway import wire
+from services.gateway.engine import Engine
+from services.gateway.events import Delta, Finished, PromptScores, Started
+from services.gateway.generation import Generation
+
+Context = grpc.aio.ServicerContext[Any, Any]
+TENANT = "default"
+
+
+class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
+    """Text generation for clients."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def GenerateStream(
+        self, request: gateway_pb2.GenerateStreamRequest, context: Context
+    ) -> AsyncIterator[gateway_pb2.GenerateStreamResponse]:
+        events = self._generate(request.input, context)
+        request_id = model = ""
+        running = request.input.choice_count or 1
+        last = gateway_pb2.GenerateStreamResponse()
+        async for event in events:
+            match event:
+                case Started():
+                    request_id, model = event.request_id, event.model
+                case PromptScores():
+                    yield gateway_pb2.GenerateStreamResponse(
+                        request_id=request_id, model=model, prompt_logprobs=wire.scored_tokens(event.tokens)
+                    )
+                case Delta():
+                    last = wire.stream_response(request_id, model, event)
+                    running -= event.finish_reason is not None
+                    if running:  # the very last one leaves together with the usage
+                        yield last
+                case Finished():
+                    last.usage.CopyFrom(wire.usage(event))
+                    yield last
+
+    async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> gateway_pb2.GenerateResponse:
+        response = gateway_pb2.GenerateResponse()
+        parts = [wire.ChoiceParts(index) for index in range(max(1, min(request.input.choice_count, 64)))]
+        async for event in self._generate(request.input, context):
+            match event:
+                case Started():
+                    response.request_id, response.model = event.request_id, event.model
+                case PromptScores():
+                    response.prompt_logprobs.extend(wire.scored_tokens(event.tokens))
+                case Delta():
+                    parts[event.choice].add(event)
+                case Finished():
+                    response.usage.CopyFrom(wire.usage(event))
+        response.choices.extend(part.whole() for part in parts)
+        return response
+
+    async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: Context) -> gateway_pb2.TokenizeResponse:
+        kind = request.WhichOneof("prompt")
+        if kind is None:
+            raise invalid("prompt", "one of text and chat is required")
+        ids, model = await self._engine.tokenize(
+            request.model,
+            request.text if kind == "text" else request.chat.messages,
+            add_special=not request.skip_special_tokens,
+        )
+        return gateway_pb2.TokenizeResponse(token_ids=ids, context_length=model.context_length)
+
+    async def Detokenize(
+        self, request: gateway_pb2.DetokenizeRequest, context: Context
+    ) -> gateway_pb2.DetokenizeResponse:
+        text = await self._engine.detokenize(
+            request.model, request.token_ids, skip_special=not request.keep_special_tokens
+        )
+        return gateway_pb2.DetokenizeResponse(text=text)
+
+    async def ListModels(
+        self, request: gateway_pb2.ListModelsRequest, context: Context
+    ) -> gateway_pb2.ListModelsResponse:
+        return gateway_pb2.ListModelsResponse(models=self._engine.models())
+
+    def _generate(self, request: gateway_pb2.GenerationInput, context: Context) -> Generation:
+        """A generation that ends with the call: by its deadline, its cancellation, or a reader that never reads."""
+        task = asyncio.current_task()
+        assert task is not None
+        generation = self._engine.generate(
+            request, tenant=TENANT, deadline=context.time_remaining(), on_cut=lambda: _end(task)
+        )
+        context.add_done_callback(lambda _: generation.cancel())  # type: ignore[arg-type]  # a class in the stubs
+        return generation
+
+
+class AdminServicer(gateway_pb2_grpc.AdminServiceServicer):
+    """Operations for whoever runs the service."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def GetStatus(self, request: gateway_pb2.GetStatusRequest, context: Context) -> gateway_pb2.GetStatusResponse:
+        return await self._engine.status()
+
+    async def ChangeModel(
+        self, request: gateway_pb2.ChangeModelRequest, context: Context
+    ) -> gateway_pb2.ChangeModelResponse:
+        models = await self._engine.change_model(request.action, request.name, request.source)
+        return gateway_pb2.ChangeModelResponse(models=models)
+
+
+def _end(task: asyncio.Task[Any]) -> None:
+    """Ends the handler of a call whose client reads nothing, so that not even its status could be delivered."""
+    task.cancel()

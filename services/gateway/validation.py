@@ -1,0 +1,186 @@
+"""What a request may say. Pure: checked against the model's description before anything is queued."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from quire.v1 import gateway_pb2, types_pb2
+from services.common.errors import QuireError, Reason, invalid
+
+MAX_CHOICES = 64
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKENS = 128
+MAX_LOGIT_BIASES = 1024
+MAX_MESSAGES = 10_000
+MAX_REQUEST_ID = 128
+MAX_PRIORITY = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The closed range of a number; `above` is an open lower end instead."""
+
+    name: str
+    low: float
+    high: float
+    above: float | None = None
+
+    def check(self, path: str, value: float) -> None:
+        low_ok = value >= self.low if self.above is None else value > self.above
+        if not (math.isfinite(value) and low_ok and value <= self.high):
+            start = f"[{self.low:g}" if self.above is None else f"({self.above:g}"
+            raise invalid(path, f"must be in {start}, {self.high:g}], not {value:g}")
+
+
+_SAMPLING = (
+    _Range("temperature", 0, 100),
+    _Range("top_p", 0, 1),
+    _Range("min_p", 0, 1),
+    _Range("repetition_penalty", 0, 100, above=0),
+    _Range("presence_penalty", -2, 2),
+    _Range("frequency_penalty", -2, 2),
+)
+_BIAS = _Range("logit_bias", -100, 100)
+
+
+def validate(request: gateway_pb2.GenerationInput, model: types_pb2.ModelDescription, max_prompt_bytes: int) -> None:
+    """Checks every field. Raises INVALID_FIELD, CONTEXT_EXCEEDED, TOO_LARGE or UNSUPPORTED, naming the field."""
+    _check_unsupported(request)
+    _check_prompt(request, model, max_prompt_bytes)
+    _check_sampling(request.sampling, model.vocab_size)
+    _check_stop(request.stop, model.vocab_size)
+    for name in ("output_count", "prompt_count"):
+        if request.logprobs.HasField(name):
+            _check_integer(f"logprobs.{name}", getattr(request.logprobs, name), 0, MAX_LOGPROBS)
+    _check_integer("choice_count", request.choice_count, 0, MAX_CHOICES)
+    _check_integer("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    request_id = request.request_id
+    if len(request_id) > MAX_REQUEST_ID or not (request_id.isascii() and (request_id.isprintable())):
+        raise invalid("request_id", f"must be at most {MAX_REQUEST_ID} printable ASCII characters")
+
+
+def resolve_max_tokens(prompt_length: int, stop: types_pb2.StopCriteria, context_length: int) -> int:
+    """The output budget behind a prompt of that many tokens: what was asked, or what the context leaves.
+
+    Raises CONTEXT_EXCEEDED where the prompt leaves no token, or where prompt and max_tokens together are too long.
+    """
+    left = context_length - prompt_length
+    if left < 1:
+        raise QuireError(
+            Reason.CONTEXT_EXCEEDED,
+            f"the prompt has {prompt_length} tokens; at least one of the context's {context_length} must be left",
+            field="prompt",
+        )
+    if not stop.HasField("max_tokens"):
+        if stop.min_tokens > left:
+            raise QuireError(
+                Reason.CONTEXT_EXCEEDED,
+                f"stop.min_tokens: {stop.min_tokens} are asked, and the context leaves {left}",
+                field="stop.min_tokens",
+            )
+        return left
+    if stop.max_tokens > left:
+        raise QuireError(
+            Reason.CONTEXT_EXCEEDED,
+            f"stop.max_tokens: the prompt's {prompt_length} tokens and max_tokens {stop.max_tokens} exceed the context"
+            f" of {context_length}; at most {left} are left",
+            field="stop.max_tokens",
+        )
+    return stop.max_tokens
+
+
+def check_ids(path: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Refuses ids outside the model's vocabulary, which is the output layer's and not the tokenizer's."""
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise invalid(path, f"token id {token} is outside the vocabulary of {vocab_size}")
+
+
+def check_text_size(path: str, texts: Iterable[str], max_prompt_bytes: int) -> None:
+    """Refuses texts that together weigh more than the limit, before anything looks at them."""
+    size = sum(len(text.encode()) if not text.isascii() else len(text) for text in texts)
+    if size > max_prompt_bytes:
+        raise QuireError(
+            Reason.TOO_LARGE,
+            f"{path}: {size} bytes exceed the limit of {max_prompt_bytes} (max_prompt_bytes)",
+            field=path,
+        )
+
+
+def check_messages(messages: Sequence[gateway_pb2.ChatMessage], max_prompt_bytes: int) -> None:
+    """Refuses an empty chat, one without roles, and one that is too large."""
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise invalid("chat.messages", f"must hold 1 to {MAX_MESSAGES} messages, not {len(messages)}")
+    for index, message in enumerate(messages):
+        if not message.role:
+            raise invalid(f"chat.messages[{index}].role", "is required")
+    check_text_size("chat", (part for m in messages for part in (m.role, m.content, m.name)), max_prompt_bytes)
+
+
+def _check_unsupported(request: gateway_pb2.GenerationInput) -> None:
+    refused = {
+        "adapter": bool(request.adapter),
+        "constraint": request.HasField("constraint"),
+        "speculation": request.speculation not in ("", "off"),
+        "beam_width": request.beam_width != 0,
+    }
+    for name, is_set in refused.items():
+        if is_set:
+            raise QuireError(Reason.UNSUPPORTED, f"{name}: is not supported", field=name)
+
+
+def _check_prompt(
+    request: gateway_pb2.GenerationInput, model: types_pb2.ModelDescription, max_prompt_bytes: int
+) -> None:
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        check_text_size("text", (request.text,), max_prompt_bytes)
+    elif kind == "chat":
+        check_messages(request.chat.messages, max_prompt_bytes)
+    elif kind == "token_ids":
+        ids = request.token_ids.ids
+        if not ids:
+            raise invalid("token_ids", "must hold at least one id")
+        resolve_max_tokens(len(ids), types_pb2.StopCriteria(), model.context_length)
+        check_ids("token_ids", ids, model.vocab_size)
+    else:
+        raise invalid("prompt", "one of text, token_ids and chat is required")
+
+
+def _check_sampling(sampling: types_pb2.SamplingParams, vocab_size: int) -> None:
+    for allowed in _SAMPLING:
+        if sampling.HasField(allowed.name):  # type: ignore[arg-type]
+            allowed.check(f"sampling.{allowed.name}", getattr(sampling, allowed.name))
+    if sampling.top_k < -1:
+        raise invalid("sampling.top_k", f"must be -1 or more, not {sampling.top_k}")
+    if len(sampling.logit_bias) > MAX_LOGIT_BIASES:
+        raise invalid("sampling.logit_bias", f"at most {MAX_LOGIT_BIASES} entries, not {len(sampling.logit_bias)}")
+    check_ids("sampling.logit_bias", sampling.logit_bias, vocab_size)
+    for token, bias in sampling.logit_bias.items():
+        _BIAS.check(f"sampling.logit_bias[{token}]", bias)
+
+
+def _check_stop(stop: types_pb2.StopCriteria, vocab_size: int) -> None:
+    if stop.HasField("max_tokens") and stop.max_tokens < 1:
+        raise invalid("stop.max_tokens", f"must be at least 1, not {stop.max_tokens}")
+    if stop.min_tokens < 0:
+        raise invalid("stop.min_tokens", f"must be at least 0, not {stop.min_tokens}")
+    if stop.HasField("max_tokens") and stop.min_tokens > stop.max_tokens:
+        raise invalid("stop.min_tokens", f"{stop.min_tokens} is above max_tokens {stop.max_tokens}")
+    if len(stop.stop_token_ids) > MAX_STOP_TOKENS:
+        raise invalid("stop.stop_token_ids", f"at most {MAX_STOP_TOKENS} ids, not {len(stop.stop_token_ids)}")
+    check_ids("stop.stop_token_ids", stop.stop_token_ids, vocab_size)
+    if len(stop.stop) > MAX_STOP_STRINGS:
+        raise invalid("stop.stop", f"at most {MAX_STOP_STRINGS} strings, not {len(stop.stop)}")
+    for text in stop.stop:
+        if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+            raise invalid("stop.stop", f"each string must have 1 to {MAX_STOP_CHARACTERS} characters, not {len(text)}")
+
+
+def _check_integer(path: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise invalid(path, f"must be in [{low}, {high}], not {value}")

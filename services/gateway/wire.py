@@ -1,0 +1,67 @@
+"""Events as messages of the public API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quire.v1 import gateway_pb2, types_pb2
+from services.gateway.events import Delta, Finished, ScoredToken
+
+
+def scored_token(token: ScoredToken) -> gateway_pb2.TokenLogprob:
+    """`logprob` stays absent for the first prompt token."""
+    return gateway_pb2.TokenLogprob(
+        token_id=token.token_id,
+        token=token.token,
+        logprob=token.logprob,
+        rank=token.rank,
+        top=map(scored_token, token.top),
+    )
+
+
+def scored_tokens(tokens: Iterable[ScoredToken] | None) -> list[gateway_pb2.TokenLogprob]:
+    return [scored_token(token) for token in tokens or ()]
+
+
+def usage(finished: Finished) -> types_pb2.Usage:
+    return types_pb2.Usage(
+        prompt_tokens=finished.prompt_tokens,
+        completion_tokens=finished.completion_tokens,
+        cached_tokens=finished.cached_tokens,
+    )
+
+
+def stream_response(request_id: str, model: str, delta: Delta) -> gateway_pb2.GenerateStreamResponse:
+    return gateway_pb2.GenerateStreamResponse(
+        request_id=request_id,
+        model=model,
+        choice=delta.choice,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        logprobs=scored_tokens(delta.logprobs),
+        finish_reason=delta.finish_reason or types_pb2.FINISH_REASON_UNSPECIFIED,
+        matched_stop=delta.matched_stop or "",
+        matched_token_id=delta.matched_token_id,
+    )
+
+
+class ChoiceParts:
+    """Collects one choice's deltas into a whole."""
+
+    def __init__(self, choice: int) -> None:
+        self._whole = gateway_pb2.GeneratedChoice(choice=choice)
+        self._text: list[str] = []
+
+    def add(self, delta: Delta) -> None:
+        self._text.append(delta.text)
+        self._whole.token_ids.extend(delta.token_ids)
+        self._whole.logprobs.extend(scored_tokens(delta.logprobs))
+        if delta.finish_reason is not None:
+            self._whole.finish_reason = delta.finish_reason
+            self._whole.matched_stop = delta.matched_stop or ""
+            if delta.matched_token_id is not None:
+                self._whole.matched_token_id = delta.matched_token_id
+
+    def whole(self) -> gateway_pb2.GeneratedChoice:
+        self._whole.text = "".join(self._text)
+        return self._whole
