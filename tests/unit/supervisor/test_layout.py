@@ -1,0 +1,60 @@
+import socket
+
+from quire.supervisor import ports
+from quire.supervisor.layout import LIVENESS, ServiceSpec, lay_out
+from quire.supervisor.options import ModelChoice, Ports, UpOptions
+
+TWO = (ModelChoice("a", "x"), ModelChoice("b", "y"))
+
+
+def flag(spec: ServiceSpec, name: str) -> str:
+    return spec.command[spec.command.index(name) + 1]
+
+
+def test_order_and_addresses() -> None:
+    specs = lay_out(UpOptions(spare_executors=0), cores=4)
+    assert [spec.name for spec in specs] == ["kvmanager", "executor", "scheduler", "gateway"]
+    kvmanager, executor, scheduler, gateway = specs
+    assert flag(executor, "--kvmanager") == kvmanager.target
+    assert flag(scheduler, "--kvmanager") == kvmanager.target
+    assert flag(scheduler, "--executors") == executor.target
+    assert flag(gateway, "--scheduler") == scheduler.target
+    assert gateway.target == "127.0.0.1:50051"
+
+
+def test_models_times_replicas_then_spares() -> None:
+    specs = [s for s in lay_out(UpOptions(models=TWO, executors=2, spare_executors=1), 8) if s.role == "executor"]
+    held = [flag(spec, "--model") if "--model" in spec.command else None for spec in specs]
+    assert held == ["a=x", "a=x", "b=y", "b=y", None]
+    assert [spec.health_service for spec in specs] == ["", "", "", "", LIVENESS]
+    assert len({spec.name for spec in specs}) == 5
+
+
+def test_executors_share_the_cores_and_others_stay_single_threaded() -> None:
+    specs = lay_out(UpOptions(models=TWO, executors=2), cores=8)
+    assert {flag(spec, "--threads") for spec in specs if spec.role == "executor"} == {"2"}
+    assert all(spec.environment["OMP_NUM_THREADS"] == "1" for spec in specs if spec.role != "executor")
+    (single, _spare) = (s for s in lay_out(UpOptions(), cores=1) if s.role == "executor")
+    assert flag(single, "--threads") == "1"
+
+
+def test_no_port_is_used_twice() -> None:
+    options = UpOptions(models=TWO, executors=3, ports=Ports.from_base(30000))
+    used = [use.port for spec in lay_out(options, 2) for use in spec.ports]
+    assert len(used) == len(set(used)) == 2 * (3 + 7) + 1
+
+
+def test_a_taken_port_is_named_with_service_and_flag() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        specs = lay_out(UpOptions(ports=Ports(http=port, grpc=70000)), 2)
+        found = ports.problems(specs)
+    assert f"gateway HTTP port {port} is taken by another program; free it or choose another with --http-port" in found
+    assert "gateway gRPC port 70000 is not in 1..65535; change it with --grpc-port" in found
+
+
+def test_a_port_given_twice_is_named() -> None:
+    specs = lay_out(UpOptions(ports=Ports(http=50051)), 2)
+    assert any("is the gateway gRPC's too; change one with --http-port" in line for line in ports.problems(specs))
