@@ -1,0 +1,120 @@
+"""Where a model comes from: a folder, a .gguf file, a catalogue name, or a hub id `org/name` or `org/name:file.gguf`.
+
+A catalogue name wins over a folder of the same name; write ./name for the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from services.common.errors import QuireError, Reason
+from services.executor.models.catalogue import CATALOGUE, Progress, fetch
+
+HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[^:]+))?")
+HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
+HUB_IGNORED = ("original/*", "consolidated*", "*/*")
+
+
+def resolve(source: str, progress: Progress | None = None) -> Path:
+    """Local path of the model, a folder or a .gguf file; downloads what is not there yet.
+
+    Without `progress` a bar is shown where standard error is a terminal. Raises MODEL_NOT_FOUND where nothing has
+    this name, MODEL_LOAD_FAILED where it cannot be fetched or is no model.
+    """
+    if source in CATALOGUE:
+        if progress is not None:
+            return fetch(source, CATALOGUE[source], progress)
+        with _terminal_bar() as bar:
+            return fetch(source, CATALOGUE[source], bar)
+    path = Path(source).expanduser()
+    if path.exists():
+        return _check_local(path)
+    match = HUB_ID.fullmatch(source)
+    if match and not (source.endswith(".gguf") and match["file"] is None):
+        return _from_hub(match["repo"], match["file"])
+    raise QuireError(
+        Reason.MODEL_NOT_FOUND,
+        f"no model {source!r}: not a folder or .gguf file, not a hub id (org/name), "
+        f"and not in the catalogue ({', '.join(sorted(CATALOGUE))})",
+    )
+
+
+def _check_local(path: Path) -> Path:
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            files = sorted(file.name for file in path.glob("*.gguf"))
+            hint = f"; name one of its files: {', '.join(files)}" if files else ""
+            raise QuireError(Reason.MODEL_LOAD_FAILED, f"{path} is no model folder: it has no config.json{hint}")
+        return path
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise QuireError(Reason.MODEL_LOAD_FAILED, f"{path} is not a GGUF file")
+    return path
+
+
+def _from_hub(repo: str, file: str | None) -> Path:
+    """A cached copy where it is complete, else a download. HF_HUB_OFFLINE and the hub's other settings hold."""
+    import httpx
+    from huggingface_hub import errors, hf_hub_download, snapshot_download, try_to_load_from_cache
+
+    try:
+        if file is not None:
+            found = try_to_load_from_cache(repo, file)
+            return _check_local(Path(found if isinstance(found, str) else hf_hub_download(repo, file)))
+        try:
+            cached = Path(snapshot_download(repo, local_files_only=True))
+        except errors.LocalEntryNotFoundError:
+            cached = None
+        if cached is not None and _is_complete(cached):
+            return cached
+        return _check_local(
+            Path(snapshot_download(repo, allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_IGNORED)))
+        )
+    except (errors.RepositoryNotFoundError, errors.RemoteEntryNotFoundError, errors.HFValidationError) as error:
+        raise QuireError(Reason.MODEL_NOT_FOUND, f"no model {repo} on the hub: {_first_line(error)}") from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        raise QuireError(
+            Reason.MODEL_LOAD_FAILED, f"model {repo} is not in the hub's cache and the hub cannot be reached"
+        ) from error
+    except (errors.HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        raise QuireError(Reason.MODEL_LOAD_FAILED, f"model {repo}: {_first_line(error)}") from error
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether a snapshot has all its weights and a tokenizer; an interrupted download leaves a part."""
+    if not (folder / "config.json").is_file():
+        return False
+    index = folder / "model.safetensors.index.json"
+    weights = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    tokenizers = ("tokenizer.json", "tokenizer.model")
+    return all((folder / name).is_file() for name in weights) and any((folder / name).is_file() for name in tokenizers)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+@contextmanager
+def _terminal_bar() -> Iterator[Progress]:
+    """A progress bar that appears with the first report, one per kind of work."""
+    from tqdm import tqdm
+
+    bars: dict[str, Any] = {}
+
+    def report(what: str, done: int, total: int) -> None:
+        if what not in bars:
+            for bar in bars.values():
+                bar.close()
+            bars[what] = tqdm(desc=what, total=total, unit="B", unit_scale=True, unit_divisor=1000, disable=None)
+        bars[what].update(done - bars[what].n)
+
+    try:
+        yield report
+    finally:
+        for bar in bars.values():
+            bar.close()
