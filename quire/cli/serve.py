@@ -19,7 +19,7 @@ or in a TOML file; `quire serve ROLE --help` lists the flags.
 
 examples:
   quire serve kvmanager
-  quire serve executor --model smollm2=smollm2
+  quire serve executor --model smollm2
   QUIRE_GATEWAY_HTTP_LISTEN=127.0.0.1:8080 quire serve gateway"""
 
 

@@ -101,7 +101,7 @@ def _executor(options: UpOptions, name: str, index: int, model: ModelChoice | No
     arguments = ["--listen", f"{HOST}:{port}", "--metrics-listen", f"{HOST}:{metrics}"]
     arguments += ["--kvmanager", f"{HOST}:{ports.kvmanager}", "--backend", options.backend, "--threads", str(threads)]
     if model is not None:
-        arguments += ["--model", str(model)]
+        arguments += ["--model", model.source, "--model-name", model.name]
     if options.dtype is not None:
         arguments += ["--dtype", options.dtype]
     if options.context_length is not None:

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.executor.models.catalogue import CATALOGUE
+
 DEFAULT_MODEL = "smollm2"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 
@@ -16,9 +18,6 @@ class ModelChoice:
 
     name: str
     source: str
-
-    def __str__(self) -> str:
-        return f"{self.name}={self.source}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +82,7 @@ def parse_model(text: str) -> ModelChoice:
 
 def absolute(source: str) -> str:
     """A local path as every process of this machine understands it; other sources as they are."""
+    if source in CATALOGUE:
+        return source
     path = Path(source).expanduser()
     return str(path.resolve()) if path.exists() else source

@@ -122,7 +122,7 @@ def _fetch_models(options: UpOptions) -> None:
         try:
             resolve(model.source)
         except QuireError as error:
-            raise UpError(f"model {model.name}: {error.message}") from error
+            raise UpError(error.message) from error
 
 
 def _already_up(live: RunState) -> str:

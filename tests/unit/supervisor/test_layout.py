@@ -24,8 +24,9 @@ def test_order_and_addresses() -> None:
 
 def test_models_times_replicas_then_spares() -> None:
     specs = [s for s in lay_out(UpOptions(models=TWO, executors=2, spare_executors=1), 8) if s.role == "executor"]
-    held = [flag(spec, "--model") if "--model" in spec.command else None for spec in specs]
-    assert held == ["a=x", "a=x", "b=y", "b=y", None]
+    held = [flag(spec, "--model-name") if "--model" in spec.command else None for spec in specs]
+    assert held == ["a", "a", "b", "b", None]
+    assert flag(specs[0], "--model") == "x"
     assert [spec.health_service for spec in specs] == ["", "", "", "", LIVENESS]
     assert len({spec.name for spec in specs}) == 5
 
