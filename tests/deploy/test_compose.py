@@ -141,7 +141,7 @@ def composed(model: Path, logs: Path) -> Iterator[tuple[Remap, dict[str, subproc
 
 
 def test_services_work_as_composed(tmp_path: Path) -> None:
-    """Every service starts from its stated command and environment, passes its health check, and clients get answers."""
+    """Every service starts from its stated command and environment, passes its health check, and answers clients."""
     model = make_succ_model(tmp_path / "model", {ord(a): ord(b) for a, b in pairwise("abcd")})
     with composed(model, tmp_path) as (remap, running):
         for name, service in OURS.items():
