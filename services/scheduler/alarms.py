@@ -1,0 +1,79 @@
+"""What happens because time passed: deadlines, lasting losses, retries, stalls. Never on the token path."""
+
+from __future__ import annotations
+
+import heapq
+
+from services.common.errors import QuireError, Reason
+from services.scheduler.epochs import forget_model
+from services.scheduler.lifecycle import fail_request
+from services.scheduler.sequence import Phase
+from services.scheduler.state import Executor, Model, State
+
+
+def next_alarm(state: State) -> float | None:
+    """When `ring` has something to do next; None while nothing can happen by itself. May be early."""
+    times = [e.stall_check_at for e in state.executors]
+    times.append(state.deadlines[0][0] if state.deadlines else None)
+    wait = state.limits.resume_seconds
+    for model in state.models.values():
+        times.append(model.retry_at)
+        times.append(model.lost_at + wait if model.lost_at is not None else None)
+        times.append(model.unplaced_since + wait if model.unplaced_since is not None else None)
+    if state.kv_lost_at is not None and state.live_count:
+        times.append(state.kv_lost_at + wait)
+    return min((at for at in times if at is not None), default=None)
+
+
+def ring(state: State, now: float) -> None:
+    """Does what is due. Costs next to nothing where nothing is."""
+    while state.deadlines and state.deadlines[0][0] <= now:
+        request = heapq.heappop(state.deadlines)[2]
+        fail_request(state, request, QuireError(Reason.DEADLINE, "the deadline passed"))
+    for name, model in list(state.models.items()):
+        _ring_model(state, name, model, now)
+    if state.kv_lost_at is not None and now >= state.kv_lost_at + state.limits.resume_seconds:
+        _fail_all(state, QuireError(Reason.KVMANAGER_LOST, "the kvmanager is gone"))
+    for executor in state.executors:
+        _check_stall(state, executor, now)
+
+
+def _ring_model(state: State, name: str, model: Model, now: float) -> None:
+    wait = state.limits.resume_seconds
+    if model.lost_at is not None and now >= model.lost_at + wait:
+        error = QuireError(Reason.EXECUTOR_LOST, f"no executor has served model {name!r} for {wait:g} s")
+        forget_model(state, name, error)
+        return
+    if model.unplaced_since is not None and now >= model.unplaced_since + wait:
+        model.unplaced_since = None
+        error = QuireError(Reason.NO_EXECUTOR, f"the kvmanager has known no executor of model {name!r} for {wait:g} s")
+        for request in [r for r in state.request_ids.values() if r.model == name]:
+            if any(s.phase is Phase.WAITING for s in request.sequences):
+                fail_request(state, request, error)
+    if model.retry_at is not None and now >= model.retry_at:
+        model.retry_at = None
+        model.window = max(model.window, 1)
+        for executor in state.serving(name):
+            executor.has_space = bool(executor.starved)
+
+
+def _fail_all(state: State, error: QuireError) -> None:
+    for request in list(state.request_ids.values()):
+        fail_request(state, request, error)
+
+
+def _check_stall(state: State, executor: Executor, now: float) -> None:
+    """Marks a stream as failed where a sequence with credit was not answered for too long."""
+    wait = state.limits.stall_seconds
+    if executor.stall_check_at is None:
+        if executor.running and executor.connected:
+            executor.stall_check_at = now + wait
+        return
+    if now < executor.stall_check_at:
+        return
+    owed = [s.answered_at for s in executor.running.values() if s.granted_steps > 0]
+    oldest = min(owed, default=now)
+    executor.stall_check_at = oldest + wait if executor.running else None
+    if now - oldest >= wait:
+        executor.stall_check_at = None
+        executor.stream_failure = f"no result for {wait:g} s"

@@ -1,0 +1,187 @@
+"""What an executor's results change: lengths, credit, tokens out, ends, blocks that became free. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
+from services.common.errors import QuireError, Reason
+from services.scheduler.lifecycle import finish, leave_ended, release_siblings
+from services.scheduler.sequence import Sequence
+from services.scheduler.state import RATE_SECONDS, Executor, State
+
+MIN_GRANT_STEPS, MAX_GRANT_STEPS = 2, 32
+SMOOTHING = 0.2
+"""Weight of the newest message in the measured step time."""
+
+
+def apply(state: State, executor: Executor, results: executor_pb2.StepResults, now: float) -> None:
+    """Takes one results message. Raises PLAN_GAP or PROTOCOL where the stream cannot be trusted any more.
+
+    Results of an older epoch are skipped: their sequences run elsewhere by now.
+    """
+    if results.epoch != executor.epoch:
+        return
+    if results.sequence_number != executor.acknowledged_results + 1:
+        raise QuireError(
+            Reason.PLAN_GAP, f"results message {results.sequence_number} after {executor.acknowledged_results}"
+        )
+    executor.acknowledged_results = results.sequence_number
+    _apply_tokens(state, executor, results, now)
+    for scores in results.logprobs:
+        if (sequence := executor.running.get(scores.sequence_id)) is not None:
+            _pass_scores(sequence, scores)
+    for ended in results.ended:
+        if (sequence := executor.running.get(ended.sequence_id)) is not None:
+            _end(state, sequence, ended)
+    _free(state, executor, results.last_plan)
+    if results.timings.step_count > 0:
+        measure(state, executor, results.timings)
+
+
+def _apply_tokens(state: State, executor: Executor, results: executor_pb2.StepResults, now: float) -> None:
+    running, decoding, all_ids = executor.running, executor.decoding, results.token_ids
+    low, at, total = executor.grant_steps, 0, 0
+    for stay, count, computed, steps in zip(
+        results.sequence_ids, results.token_counts, results.computed_lengths, results.step_counts, strict=True
+    ):
+        start, at = at, at + count
+        sequence = running.get(stay)
+        if sequence is None:
+            continue  # cancelled or preempted meanwhile
+        sequence.granted_steps = granted = sequence.granted_steps - steps
+        sequence.computed_length = computed
+        sequence.answered_at = now
+        if granted < 0 or computed > sequence.projected_length:
+            raise QuireError(Reason.PROTOCOL, f"executor {executor.target} computed more of {stay} than was granted")
+        if sequence.chunks:
+            _answer_chunks(state, executor, sequence, steps)
+        if count:
+            total += count
+            _emit(sequence, all_ids[start:at])
+        if computed >= sequence.next_report_length:
+            _report(state, executor, sequence)
+        projected = sequence.projected_length
+        if (
+            granted <= low
+            and projected < sequence.length_limit
+            and projected < sequence.slots_held
+            and stay in decoding
+        ):
+            if sequence.step_limit > 2 * low:
+                executor.top_up_due = True
+            elif granted < sequence.step_limit:
+                executor.small_top_up_due = True
+    if at != len(all_ids):
+        raise QuireError(Reason.PROTOCOL, f"executor {executor.target} sent {len(all_ids)} tokens for {at}")
+    if total:
+        executor.counters.output_tokens += total
+        marks = executor.output_marks
+        marks.append((now, total))
+        while now - marks[0][0] > RATE_SECONDS:
+            marks.popleft()
+
+
+def _emit(sequence: Sequence, ids: list[int]) -> None:
+    """Hands new output tokens to the gateway."""
+    request = sequence.request
+    gateway = request.gateway
+    outbox = gateway.outbox
+    outbox.handles.append(request.handle)
+    outbox.choices.append(sequence.choice)
+    outbox.positions.append(len(sequence.token_ids) - request.prompt_length)
+    outbox.token_counts.append(len(ids))
+    outbox.token_ids.extend(ids)
+    gateway.has_output = True
+    sequence.token_ids += ids
+
+
+def _answer_chunks(state: State, executor: Executor, sequence: Sequence, steps: int) -> None:
+    """Prefill advanced: others may be granted chunks, and behind a computed prompt its siblings may start."""
+    del sequence.chunks[:steps]
+    if executor.prefilling:
+        executor.small_top_up_due = True
+    if not sequence.chunks:
+        executor.chunking.pop(sequence.sequence_id, None)
+    request = sequence.request
+    if request.siblings_wait and sequence.computed_length >= request.prompt_length:
+        release_siblings(state, request)
+
+
+def _report(state: State, executor: Executor, sequence: Sequence) -> None:
+    """Notes for the kvmanager that further blocks are full."""
+    block_size = executor.block_size
+    sequence.next_report_length = (sequence.computed_length // block_size + 1) * block_size
+    state.progress.append(
+        kvmanager_pb2.SequenceProgress(
+            sequence_id=sequence.sequence_id,
+            computed_length=sequence.computed_length,
+            token_ids=sequence.token_ids[sequence.reported_length :],
+        )
+    )
+    sequence.reported_length = len(sequence.token_ids)
+
+
+def _pass_scores(sequence: Sequence, scores: executor_pb2.SequenceLogprobs) -> None:
+    """Hands log probabilities to the gateway; those of prompt tokens once, however often the prompt is computed."""
+    message = scheduler_pb2.ChoiceLogprobs(handle=sequence.request.handle, choice=sequence.choice)
+    if scores.HasField("output"):
+        message.output.CopyFrom(scores.output)
+    if scores.HasField("prompt"):
+        known = max(0, sequence.prompt_scored - scores.prompt_start)
+        if known < len(scores.prompt.chosen):
+            message.prompt_start = scores.prompt_start + known
+            message.prompt.CopyFrom(_cut(scores.prompt, known))
+            sequence.prompt_scored = scores.prompt_start + len(scores.prompt.chosen)
+            sequence.wants_prompt_scores = sequence.prompt_scored < sequence.prompt_length
+    sequence.request.gateway.outbox.logprobs.append(message)
+    sequence.request.gateway.has_output = True
+
+
+def _cut(scores: types_pb2.TokenLogprobs, first: int) -> types_pb2.TokenLogprobs:
+    if first == 0:
+        return scores
+    top = first * scores.top_count
+    return types_pb2.TokenLogprobs(
+        chosen=scores.chosen[first:],
+        ranks=scores.ranks[first:],
+        top_count=scores.top_count,
+        top_token_ids=scores.top_token_ids[top:],
+        top_logprobs=scores.top_logprobs[top:],
+    )
+
+
+def _end(state: State, sequence: Sequence, ended: executor_pb2.SequenceEnd) -> None:
+    leave_ended(state, sequence)
+    finish(
+        state,
+        sequence,
+        ended.reason,
+        error=ended.error if ended.HasField("error") else None,
+        stop_token_id=ended.stop_token_id if ended.HasField("stop_token_id") else None,
+    )
+
+
+def _free(state: State, executor: Executor, last_plan: int) -> None:
+    """Releases the blocks of stays whose ending plan was taken in."""
+    leaving = executor.leaving
+    for stay, plan in list(leaving.items()):
+        if plan > last_plan:
+            break  # later plans end later
+        del leaving[stay]
+        state.releases.append(stay)
+
+
+def measure(state: State, executor: Executor, timings: executor_pb2.StepTimings) -> None:
+    """Follows the step time, and with it G: the steps granted at a time."""
+    seconds = (timings.compute_seconds + timings.host_seconds) / timings.step_count
+    before = executor.step_seconds
+    executor.step_seconds = seconds if before <= 0 else before + SMOOTHING * (seconds - before)
+    executor.grant_steps = grant_steps(state.limits.grant_seconds, executor.step_seconds)
+
+
+def grant_steps(grant_seconds: float, step_seconds: float) -> int:
+    """G: about `grant_seconds` of steps, at least 2."""
+    if step_seconds <= 0:
+        return MIN_GRANT_STEPS
+    return max(MIN_GRANT_STEPS, min(MAX_GRANT_STEPS, math.ceil(grant_seconds / step_seconds)))

@@ -1,0 +1,186 @@
+"""What an executor computes next: entries, blocks and credit, as one plan. Pure; costs nothing where nothing is due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+
+from quire.v1 import executor_pb2, types_pb2
+from services.scheduler.lifecycle import UNSENT
+from services.scheduler.reserve import want_blocks
+from services.scheduler.sequence import UNLIMITED_STEPS, Sequence
+from services.scheduler.state import Executor, State
+
+CHUNKS_IN_FLIGHT = 2
+ENTER_TOKENS = 1 << 20
+"""Prompt and output ids that enter with one plan, about 3 MB; the rest enters with the next."""
+
+
+def step_budget(state: State, executor: Executor) -> int:
+    """The most tokens that one step of this executor shall compute."""
+    assert executor.description is not None
+    limit = executor.description.max_step_tokens
+    return min(limit, state.limits.step_tokens or limit)
+
+
+def plan(state: State, executor: Executor, budget: int, now: float) -> executor_pb2.StepPlan | None:
+    """The executor's next plan, or None where it needs none. Counts it as sent.
+
+    `budget` is in tokens per step, shared by decodes and prefill chunks.
+    """
+    if not _is_due(executor):
+        return None
+    message = executor_pb2.StepPlan(epoch=executor.epoch, acknowledged_results=executor.acknowledged_results)
+    _enter(executor, message)
+    _grant_chunks(executor, message, budget, now)
+    if executor.top_up_due:
+        _top_up(state, executor.decoding.values(), message, 2 * executor.grant_steps, now)
+    elif executor.small_top_up_due:
+        _top_up(state, executor.capped.values(), message, 2 * executor.grant_steps, now)
+    executor.top_up_due = executor.small_top_up_due = False
+    credit = report_credit(executor)
+    says = message.enter or message.sequence_ids or executor.ended_ids or executor.operations
+    if not says and credit == executor.report_credit:
+        return None
+    executor.step += 1
+    message.step = executor.step
+    message.report_credit = executor.report_credit = credit
+    message.draft_limits.extend([0] * len(message.sequence_ids))
+    _carry(executor, message)
+    return message
+
+
+def report_credit(executor: Executor) -> int:
+    """Credit at which results are due: half of what is granted at most. That of stop strings is short."""
+    return 1 if executor.capped else executor.grant_steps
+
+
+def _is_due(executor: Executor) -> bool:
+    return bool(
+        executor.top_up_due
+        or executor.small_top_up_due
+        or executor.entering
+        or executor.ended_ids
+        or executor.operations
+        or (executor.running and report_credit(executor) != executor.report_credit)
+    )
+
+
+def _enter(executor: Executor, message: executor_pb2.StepPlan) -> None:
+    tokens = 0
+    for stay, sequence in list(executor.entering.items()):
+        tokens += len(sequence.token_ids)
+        if tokens > ENTER_TOKENS and message.enter:
+            executor.top_up_due = True
+            break
+        del executor.entering[stay]
+        message.enter.append(_full_state(sequence))
+        sequence.blocks = ()
+
+
+def _full_state(sequence: Sequence) -> executor_pb2.SequenceState:
+    request = sequence.request
+    logprobs = types_pb2.LogprobOptions()
+    logprobs.CopyFrom(request.logprobs)
+    if not sequence.wants_prompt_scores:
+        logprobs.ClearField("prompt_count")
+    return executor_pb2.SequenceState(
+        sequence_id=sequence.sequence_id,
+        request_id=request.request_id,
+        choice=sequence.choice,
+        token_ids=sequence.token_ids,
+        prompt_length=request.prompt_length,
+        computed_length=sequence.computed_length,
+        blocks=sequence.blocks,
+        sampling=request.sampling,
+        stop=request.stop,
+        logprobs=logprobs,
+        traceparent=request.traceparent,
+    )
+
+
+def _grant_chunks(executor: Executor, message: executor_pb2.StepPlan, budget: int, now: float) -> None:
+    """Grants prefill chunks, first come first served, so that a step's chunks and decodes fit the budget.
+
+    A quarter of the budget is left to prefill however many sequences decode.
+    """
+    if not executor.prefilling:
+        return
+    room = max(budget - len(executor.decoding), budget // 4, 1)
+    left = [room] * CHUNKS_IN_FLIGHT  # tokens by position in the sequences' credit
+    for sequence in chain(executor.prefilling.values(), executor.chunking.values()):
+        for position, chunk in enumerate(sequence.chunks):
+            left[position] -= chunk
+    for stay, sequence in list(executor.prefilling.items()):
+        if stay in executor.entering or sequence.step_limit == 0:
+            continue
+        while len(sequence.chunks) < CHUNKS_IN_FLIGHT and sequence.is_prefilling:
+            position = len(sequence.chunks)
+            chunk = min(left[position], len(sequence.token_ids) - sequence.projected_length)
+            if chunk <= 0:
+                break
+            left[position] -= chunk
+            _grant_chunk(sequence, message, chunk, now)
+        if not sequence.is_prefilling:
+            _start_decoding(executor, sequence)
+
+
+def _start_decoding(executor: Executor, sequence: Sequence) -> None:
+    stay = sequence.sequence_id
+    del executor.prefilling[stay]
+    executor.decoding[stay] = executor.chunking[stay] = sequence
+    if sequence.step_limit != UNLIMITED_STEPS:
+        executor.capped[stay] = sequence
+    executor.top_up_due = True
+
+
+def _top_up(
+    state: State, sequences: Iterable[Sequence], message: executor_pb2.StepPlan, target: int, now: float
+) -> None:
+    """Tops decoding sequences up to `target` unanswered steps, within their blocks and budgets."""
+    ids, counts = [], []
+    lookahead = state.limits.lookahead_tokens
+    for sequence in sequences:
+        granted, projected, slots = sequence.granted_steps, sequence.projected_length, sequence.slots_held
+        limit = sequence.length_limit
+        steps = (target if target < sequence.step_limit else sequence.step_limit) - granted
+        room = (slots if slots < limit else limit) - projected
+        if room < steps:
+            steps = room
+        if steps > 0:
+            ids.append(sequence.sequence_id)
+            counts.append(steps)
+            if granted == 0:
+                sequence.answered_at = now
+            sequence.granted_steps = granted + steps
+            sequence.projected_length = projected = projected + steps
+        if slots - projected < lookahead and slots < limit and sequence.slots_asked == slots:
+            want_blocks(state, sequence)
+    message.sequence_ids.extend(ids)
+    message.token_limits.extend([1] * len(ids))
+    message.step_counts.extend(counts)
+
+
+def _grant_chunk(sequence: Sequence, message: executor_pb2.StepPlan, tokens: int, now: float) -> None:
+    message.sequence_ids.append(sequence.sequence_id)
+    message.token_limits.append(tokens)
+    message.step_counts.append(1)
+    if sequence.granted_steps == 0:
+        sequence.answered_at = now
+    sequence.granted_steps += 1
+    sequence.chunks.append(tokens)
+    sequence.projected_length += tokens
+
+
+def _carry(executor: Executor, message: executor_pb2.StepPlan) -> None:
+    """Moves what waited for a plan into this one."""
+    message.ended_sequence_ids.extend(executor.ended_ids)
+    for stay in executor.ended_ids:
+        if executor.leaving[stay] == UNSENT:
+            executor.leaving[stay] = executor.step
+    for stay, blocks in executor.appends.items():
+        message.append.append(executor_pb2.BlockAppend(sequence_id=stay, blocks=blocks))
+    message.sealed.extend(executor.sealed)
+    message.operations.extend(executor.operations)
+    executor.ended_ids, executor.sealed, executor.operations = [], [], []
+    executor.appends = {}

@@ -1,0 +1,121 @@
+"""Executors and the kvmanager come and go: what that does to their sequences and to the models on offer."""
+
+from __future__ import annotations
+
+from quire.v1 import types_pb2
+from services.common.errors import QuireError, Reason
+from services.scheduler.lifecycle import abandon, enqueue, fail_request, leave_lost, requeue
+from services.scheduler.requests import say_models
+from services.scheduler.sequence import Phase
+from services.scheduler.state import UNLIMITED, Executor, Model, State
+
+
+def executor_opened(
+    state: State, executor: Executor, epoch: int, description: types_pb2.ExecutorDescription, now: float
+) -> None:
+    """A Run stream was welcomed: a new epoch begins, with nothing in it."""
+    _lose_epoch(state, executor)
+    executor.epoch, executor.description = epoch, description
+    executor.connected, executor.stream_failure = True, ""
+    executor.step = executor.acknowledged_results = executor.report_credit = 0
+    executor.step_seconds, executor.available_blocks = 0.0, None
+    _note_models(state, now)
+    model = executor.model
+    if model is not None:
+        known = state.models[model.name]
+        known.window = max(known.window, 1)
+
+
+def executor_lost(state: State, executor: Executor, now: float) -> None:
+    """A Run stream is gone: its sequences go back to the queue with all their tokens."""
+    executor.connected = False
+    _lose_epoch(state, executor)
+    _note_models(state, now)
+
+
+def kvmanager_opened(state: State) -> None:
+    """The kvmanager's stream is up. After a loss, `forget_reservations` comes first."""
+    state.kv_connected, state.kv_lost_at = True, None
+    for model in state.models.values():
+        model.window, model.retry_at, model.unplaced_since = UNLIMITED, None, None
+
+
+def kvmanager_lost(state: State, now: float) -> None:
+    """The kvmanager's stream is gone: running sequences go on within the blocks that they have."""
+    state.kv_connected = False
+    if state.kv_lost_at is None:
+        state.kv_lost_at = now
+
+
+def forget_reservations(state: State) -> None:
+    """Before a new kvmanager stream: nothing that was held or asked counts there, so every stream opens a new epoch."""
+    for executor in state.executors:
+        _lose_epoch(state, executor)
+        executor.asked_count, executor.available_blocks = 0, None
+        if executor.connected:
+            executor.stream_failure = "the kvmanager lost its state"
+    for asked in list(state.asked.values()):
+        asked.model.asked_count = 0
+        if (sequence := asked.sequence) is not None:
+            abandon(state, sequence)
+            sequence.move(Phase.WAITING)
+            enqueue(state, sequence)
+    state.asked.clear()
+    state.releases, state.progress, state.extends = [], [], []
+
+
+def forget_model(state: State, name: str, reason: QuireError) -> None:
+    """Takes a model off the offer and ends what waits for it."""
+    state.models.pop(name, None)
+    for request in [r for r in state.request_ids.values() if r.model == name]:
+        fail_request(state, request, reason)
+    for gateway in state.gateways:
+        say_models(state, gateway)
+
+
+def _lose_epoch(state: State, executor: Executor) -> None:
+    """Requeues all sequences of an executor. Their blocks are free: the next epoch begins before any is used again."""
+    for sequence in list(executor.running.values()):
+        leave_lost(state, sequence)
+        requeue(state, sequence)
+    state.releases.extend(executor.leaving)
+    executor.leaving.clear()
+    executor.ended_ids, executor.sealed, executor.operations = [], [], []
+    executor.appends = {}
+    executor.top_up_due = executor.small_top_up_due = executor.has_space = False
+    executor.stall_check_at = None
+
+
+def _note_models(state: State, now: float) -> None:
+    """Brings the models on offer in line with the executors. One without executors stays for a while."""
+    changed = False
+    for executor in state.executors:
+        model = executor.model
+        if model is None or not executor.serves:
+            continue
+        known = state.models.get(model.name)
+        if known is None:
+            state.models[model.name] = Model(model)
+            changed = True
+            continue
+        if known.description != model and (known.lost_at is not None or len(state.serving(model.name)) == 1):
+            _replace(state, known, model)
+            changed = True
+        known.lost_at = None
+    for name, known in state.models.items():
+        if not state.serving(name) and known.lost_at is None:
+            known.lost_at = now
+    if changed:
+        for gateway in state.gateways:
+            say_models(state, gateway)
+
+
+def _replace(state: State, known: Model, model: types_pb2.ModelDescription) -> None:
+    """The name now stands for other weights. Sequences are computed anew, unless their ids mean something else now."""
+    stale = known.description.tokenizer_fingerprint != model.tokenizer_fingerprint
+    known.description = model
+    if stale:
+        error = QuireError(Reason.EXECUTOR_LOST, f"model {model.name!r} was replaced by one with another tokenizer")
+        for request in [r for r in state.request_ids.values() if r.model == model.name]:
+            if request.tokenizer_fingerprint != model.tokenizer_fingerprint:
+                fail_request(state, request, error)

@@ -1,0 +1,179 @@
+"""How sequences enter the queue, take a place on an executor, leave it and end. Every exit frees blocks once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
+from services.common.errors import QuireError
+from services.scheduler.sequence import Phase, Request, Sequence
+from services.scheduler.state import Executor, State
+
+TARGET_GROUP = 0
+UNSENT = 1 << 62
+"""Plan that ends a stay, while that plan was not sent yet."""
+
+
+def enqueue(state: State, sequence: Sequence) -> None:
+    """Puts a waiting sequence into its model's queue."""
+    state.models[sequence.request.model].queue.push(sequence)
+
+
+def release_siblings(state: State, request: Request) -> None:
+    """Queues the choices that waited for the lead's prompt."""
+    request.siblings_wait = False
+    for sequence in request.sequences[1:]:
+        if sequence.phase is Phase.WAITING:
+            enqueue(state, sequence)
+
+
+def count_slots(blocks: Iterable[executor_pb2.BlockList], executor: Executor) -> int:
+    """Token slots of the target model's blocks."""
+    return sum(len(b.block_ids) for b in blocks if b.group_id == TARGET_GROUP) * executor.block_size
+
+
+def place(
+    state: State, sequence: Sequence, executor: Executor, granted: kvmanager_pb2.ReservationResult, now: float
+) -> None:
+    """Gives a reserving sequence its place; it enters with the executor's next plan."""
+    request, stay = sequence.request, sequence.sequence_id
+    sequence.move(Phase.RUNNING)
+    sequence.preempted = False
+    sequence.executor = executor
+    sequence.blocks = granted.blocks
+    sequence.slots_held = sequence.slots_asked = count_slots(granted.blocks, executor)
+    sequence.reported_length = len(sequence.token_ids)
+    sequence.computed_length = sequence.projected_length = granted.cached_tokens
+    sequence.next_report_length = (granted.cached_tokens // executor.block_size + 1) * executor.block_size
+    sequence.answered_at = now
+    executor.running[stay] = executor.entering[stay] = executor.prefilling[stay] = sequence
+    counters = executor.counters
+    counters.prefix_query_tokens += len(sequence.token_ids)
+    counters.prefix_hit_tokens += granted.cached_tokens
+    if not request.started:
+        request.started = True
+        counters.prompt_tokens += request.prompt_length
+        request.gateway.outbox.started.append(
+            scheduler_pb2.RequestStarted(
+                handle=request.handle,
+                cached_tokens=granted.cached_tokens,
+                queue_ms=(now - request.arrived_at) * 1000,
+            )
+        )
+        request.gateway.has_output = True
+
+
+def leave(state: State, sequence: Sequence) -> None:
+    """Takes a running sequence off its executor; its blocks go back once the executor has answered that."""
+    executor, stay = _detach(sequence)
+    if executor.entering.pop(stay, None) is not None:
+        state.releases.append(stay)  # no plan ever named it
+    else:
+        executor.ended_ids.append(stay)
+        executor.leaving[stay] = UNSENT
+    sequence.forget_stay()
+
+
+def leave_ended(state: State, sequence: Sequence) -> None:
+    """Takes off a sequence that the executor itself ended: it skips it in later plans, so its blocks are free."""
+    _, stay = _detach(sequence)
+    state.releases.append(stay)
+    sequence.forget_stay()
+
+
+def leave_lost(state: State, sequence: Sequence) -> None:
+    """Takes off a sequence whose epoch is over. Nothing is placed on that executor before its next epoch begins."""
+    executor, stay = _detach(sequence)
+    executor.entering.pop(stay, None)
+    state.releases.append(stay)
+    sequence.forget_stay()
+
+
+def _detach(sequence: Sequence) -> tuple[Executor, int]:
+    executor, stay = sequence.executor, sequence.sequence_id
+    assert executor is not None
+    del executor.running[stay]
+    for part in (
+        executor.prefilling,
+        executor.decoding,
+        executor.chunking,
+        executor.capped,
+        executor.starved,
+    ):
+        part.pop(stay, None)
+    executor.appends.pop(stay, None)
+    return executor, stay
+
+
+def requeue(state: State, sequence: Sequence) -> None:
+    """Back to the front of the queue with all its tokens, after it left its executor."""
+    sequence.move(Phase.WAITING)
+    sequence.preempted = True
+    enqueue(state, sequence)
+
+
+def abandon(state: State, sequence: Sequence) -> None:
+    """Forgets a reservation that was asked for; should it be granted, it goes straight back."""
+    state.asked[sequence.sequence_id].sequence = None
+    sequence.forget_stay()
+
+
+def finish(
+    state: State,
+    sequence: Sequence,
+    reason: types_pb2.FinishReason.ValueType,
+    *,
+    error: types_pb2.ErrorDetail | None = None,
+    stop_token_id: int | None = None,
+) -> None:
+    """Ends a sequence in whatever state it is, and says so to its gateway. Ended ones stay as they are."""
+    if sequence.phase is Phase.ENDED:
+        return
+    if sequence.phase is Phase.RUNNING and sequence.executor is not None:
+        leave(state, sequence)
+    elif sequence.phase is Phase.RESERVING:
+        abandon(state, sequence)
+    sequence.move(Phase.ENDED)
+    state.live_count -= 1
+    request = sequence.request
+    end_choice(request, sequence.choice, reason, error=error, stop_token_id=stop_token_id)
+    if request.siblings_wait and sequence is request.lead:
+        release_siblings(state, request)
+    if request.ended:
+        forget_request(state, request)
+
+
+def end_choice(
+    request: Request,
+    choice: int,
+    reason: types_pb2.FinishReason.ValueType,
+    *,
+    error: types_pb2.ErrorDetail | None = None,
+    stop_token_id: int | None = None,
+) -> None:
+    """Tells the gateway of a choice's end."""
+    request.gateway.outbox.ended.append(
+        scheduler_pb2.ChoiceEnd(
+            handle=request.handle, choice=choice, reason=reason, error=error, stop_token_id=stop_token_id
+        )
+    )
+    request.gateway.has_output = True
+
+
+def forget_request(state: State, request: Request) -> None:
+    """Drops a request whose choices all ended."""
+    request.gateway.requests.pop(request.handle, None)
+    state.request_ids.pop(request.request_id, None)
+
+
+def fail_request(state: State, request: Request, error: QuireError) -> None:
+    """Ends every choice of a request with an error."""
+    detail = error.to_detail()
+    for sequence in request.sequences:
+        finish(state, sequence, types_pb2.FINISH_REASON_ERROR, error=detail)
+
+
+def cancel_request(state: State, request: Request) -> None:
+    """Ends every choice of a request because its client wants no more."""
+    for sequence in request.sequences:
+        finish(state, sequence, types_pb2.FINISH_REASON_CANCELLED)

@@ -1,0 +1,164 @@
+"""What gateways ask for: new requests, stops, pauses, cancels."""
+
+from __future__ import annotations
+
+import heapq
+
+from quire.v1 import scheduler_pb2, types_pb2
+from services.common.errors import QuireError, Reason
+from services.scheduler.lifecycle import cancel_request, enqueue, finish, forget_request
+from services.scheduler.sequence import Phase, Request, Sequence, step_limit
+from services.scheduler.state import Gateway, Model, State
+from services.scheduler.validation import MAX_CHOICES, check_submit
+
+STOP, LENGTH, ERROR = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH, types_pb2.FINISH_REASON_ERROR
+
+
+def serve(state: State, gateway: Gateway, message: scheduler_pb2.ServeRequest, now: float) -> None:
+    """Takes one message of a gateway. What is wrong with one request ends that request only."""
+    for submit in message.submits:
+        try:
+            _submit(state, gateway, submit, now)
+        except QuireError as error:
+            _refuse(gateway, submit.handle, range(max(1, min(submit.choice_count, MAX_CHOICES))), error)
+    for attach in message.attaches:
+        refusal = QuireError(Reason.UNSUPPORTED, "attaches: not supported")
+        _refuse(gateway, attach.handle, range(max(1, min(len(attach.next_positions), MAX_CHOICES))), refusal)
+    # Of a handle that is unknown below, the end is on its way to the gateway.
+    for stop in message.stops:
+        _stop_at(state, gateway.requests.get(stop.handle), stop.choice)
+    for hold in message.holds:
+        _hold(gateway.requests.get(hold.handle), hold.held)
+    for cancel in message.cancels:
+        if (request := gateway.requests.get(cancel.handle)) is not None:
+            cancel_request(state, request)
+
+
+def open_gateway(state: State, gateway_id: str) -> Gateway:
+    """Opens a gateway's stream. It takes the place of an older one of the same gateway, whose requests end."""
+    for older in [g for g in state.gateways if g.gateway_id == gateway_id]:
+        close_gateway(state, older)
+    gateway = Gateway(gateway_id)
+    state.gateways.append(gateway)
+    say_models(state, gateway)
+    return gateway
+
+
+def close_gateway(state: State, gateway: Gateway) -> None:
+    """Cancels all requests of a stream that is gone. Idempotent."""
+    if not gateway.open:
+        return
+    gateway.open = False
+    state.gateways.remove(gateway)
+    for request in list(gateway.requests.values()):
+        cancel_request(state, request)
+
+
+def say_models(state: State, gateway: Gateway) -> None:
+    """Tells a gateway which models can be asked for."""
+    del gateway.outbox.models[:]
+    gateway.outbox.models.extend(state.models[name].description for name in sorted(state.models))
+    gateway.outbox.models_changed = gateway.has_output = True
+
+
+def _refuse(gateway: Gateway, handle: int, choices: range, error: QuireError) -> None:
+    detail = error.to_detail()
+    for choice in choices:
+        gateway.outbox.ended.append(scheduler_pb2.ChoiceEnd(handle=handle, choice=choice, reason=ERROR, error=detail))
+    gateway.has_output = True
+
+
+def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: float) -> None:
+    if submit.handle in gateway.requests:
+        raise QuireError(Reason.ALREADY_EXISTS, f"handle: {submit.handle} is in use on this stream")
+    if submit.request_id in state.request_ids:
+        raise QuireError(Reason.ALREADY_EXISTS, f"request_id: {submit.request_id} is running")
+    model = state.models.get(submit.model)
+    if model is None:
+        raise QuireError(Reason.MODEL_NOT_FOUND, f"model: {submit.model!r} is not loaded")
+    check_submit(submit, model.description)
+    resumes = len(submit.progress) > 0  # it was let in before: turning it away now would break a running answer
+    if not resumes and state.draining:
+        raise QuireError(Reason.DRAINING, "the scheduler is shutting down")
+    if not resumes and state.waiting_count + submit.choice_count > state.limits.max_queued:
+        raise QuireError(Reason.QUEUE_FULL, f"{state.waiting_count} sequences are waiting already")
+    request = Request(
+        gateway=gateway,
+        handle=submit.handle,
+        request_id=submit.request_id,
+        model=submit.model,
+        tokenizer_fingerprint=model.description.tokenizer_fingerprint,
+        tenant=submit.tenant,
+        priority=submit.priority,
+        sampling=submit.sampling,
+        stop=submit.stop,
+        logprobs=submit.logprobs,
+        traceparent=submit.traceparent,
+        prompt_length=len(submit.prompt_token_ids),
+        arrival=next(state.arrivals),
+        arrived_at=now,
+        deadline_at=now + submit.deadline_ms / 1000 if submit.deadline_ms else None,
+    )
+    _add_sequences(state, request, submit, model)
+    gateway.requests[request.handle] = request
+    state.request_ids[request.request_id] = request
+    for sequence in request.sequences:
+        _settle(state, sequence, model)
+    if request.ended:  # nothing was left to compute
+        forget_request(state, request)
+        return
+    if request.deadline_at is not None:
+        heapq.heappush(state.deadlines, (request.deadline_at, request.arrival, request))
+    request.siblings_wait = request.lead.phase is Phase.WAITING and len(request.sequences) > 1
+    for sequence in request.sequences[:1] if request.siblings_wait else request.sequences:
+        if sequence.phase is Phase.WAITING:
+            enqueue(state, sequence)
+
+
+def _add_sequences(state: State, request: Request, submit: scheduler_pb2.Submit, model: Model) -> None:
+    """One sequence per choice that has not ended; the lead alone scores the prompt."""
+    progress = {p.choice: p for p in submit.progress}
+    for choice in range(submit.choice_count):
+        known = progress.get(choice)
+        if known is not None and known.ended:
+            continue
+        request.sequences.append(
+            Sequence(
+                request=request,
+                choice=choice,
+                token_ids=[*submit.prompt_token_ids, *(known.token_ids if known is not None else ())],
+                length_limit=request.prompt_length + submit.stop.max_tokens - 1,
+                step_limit=step_limit(request),
+                wants_prompt_scores=submit.logprobs.HasField("prompt_count") and not request.sequences,
+            )
+        )
+    state.live_count += len(request.sequences)
+
+
+def _settle(state: State, sequence: Sequence, model: Model) -> None:
+    """Ends a resumed sequence whose last token had ended it, where that word was lost on the way."""
+    stop, length = sequence.request.stop, sequence.output_length
+    if length == 0:
+        return
+    last = sequence.token_ids[-1]
+    ends = last in stop.stop_token_ids or (not stop.ignore_eos and last in model.description.eos_token_ids)
+    if ends and length > stop.min_tokens:
+        finish(state, sequence, STOP, stop_token_id=last)
+    elif length >= stop.max_tokens:
+        finish(state, sequence, LENGTH)
+
+
+def _stop_at(state: State, request: Request | None, choice: int) -> None:
+    for sequence in request.sequences if request is not None else ():
+        if sequence.choice == choice:
+            finish(state, sequence, STOP)
+
+
+def _hold(request: Request | None, held: bool) -> None:
+    if request is None or request.held == held:
+        return
+    request.held = held
+    for sequence in request.sequences:
+        sequence.step_limit = step_limit(request)
+        if not held and sequence.executor is not None:
+            sequence.executor.top_up_due = True

@@ -1,0 +1,260 @@
+"""What to ask of the kvmanager, and what its answers change.
+
+Progress before releases, releases before extensions, extensions before admissions: within one message the
+kvmanager frees first and gives afterwards.
+"""
+
+from __future__ import annotations
+
+from quire.v1 import kvmanager_pb2, types_pb2
+from services.common.errors import QuireError, Reason
+from services.scheduler.lifecycle import count_slots, enqueue, fail_request, finish, place
+from services.scheduler.queue import order
+from services.scheduler.sequence import Phase, Sequence
+from services.scheduler.state import UNLIMITED, Asked, Executor, Model, State
+
+GRANTED = kvmanager_pb2.RESERVATION_OUTCOME_GRANTED
+NO_BLOCKS = kvmanager_pb2.RESERVATION_OUTCOME_NO_BLOCKS
+NEVER_FITS = kvmanager_pb2.RESERVATION_OUTCOME_NEVER_FITS
+NO_EXECUTOR = kvmanager_pb2.RESERVATION_OUTCOME_NO_EXECUTOR
+
+MESSAGE_TOKENS = 1 << 20
+"""Token ids in one message's reservations, about 3 MB; the rest goes in the next."""
+UNREGISTERED_RETRY_SECONDS = 0.025
+"""An executor tells the kvmanager of its new epoch by itself; a reservation may be there first."""
+QUIET_RETRY_SECONDS = 0.5
+"""Refused although nothing of ours will be released: a lease may run out unannounced."""
+
+
+def want_blocks(state: State, sequence: Sequence) -> None:
+    """Asks for blocks ahead of need: what is granted so far and the lookahead, never more than it can use."""
+    wanted = sequence.projected_length + state.limits.lookahead_tokens
+    sequence.slots_asked = min(sequence.length_limit, wanted)
+    state.extends.append(sequence)
+
+
+def reserve(state: State, now: float) -> list[kvmanager_pb2.ReserveRequest]:
+    """The next messages to the kvmanager; none where there is nothing to say. Counts them as sent."""
+    if not state.kv_connected:
+        return []
+    messages = []
+    message = kvmanager_pb2.ReserveRequest()
+    if state.releases:
+        if state.progress and not {p.sequence_id for p in state.progress}.isdisjoint(state.releases):
+            # Applied in the order of its fields, one message would release before the last blocks count as ready.
+            messages.append(kvmanager_pb2.ReserveRequest(progress=state.progress))
+            state.progress = []
+        message.released_sequence_ids.extend(state.releases)
+        state.releases = []
+        for executor in state.executors:
+            _space_appeared(state, executor)
+    if state.progress:
+        message.progress.extend(state.progress)
+        state.progress = []
+    _extend(state, message)
+    tokens = 0
+    for reservation in _admissions(state, now):
+        tokens += len(reservation.token_ids)
+        if tokens > MESSAGE_TOKENS and message.reservations:
+            messages.append(message)
+            message, tokens = kvmanager_pb2.ReserveRequest(), len(reservation.token_ids)
+        message.reservations.append(reservation)
+    if message.ByteSize():
+        messages.append(message)
+    return messages
+
+
+def _extend(state: State, message: kvmanager_pb2.ReserveRequest) -> None:
+    wanting, state.extends = state.extends, []
+    for executor in state.executors:
+        if executor.has_space:
+            executor.has_space = False
+            starved = sorted(executor.starved.values(), key=order)
+            executor.starved.clear()
+            for sequence in starved:
+                want_blocks(state, sequence)
+    wanting, state.extends = state.extends + wanting, []
+    for sequence in wanting:
+        if sequence.executor is not None and sequence.slots_asked > sequence.slots_held:  # not gone meanwhile
+            message.extend_sequence_ids.append(sequence.sequence_id)
+            message.extend_token_counts.append(sequence.slots_asked)
+
+
+def _admissions(state: State, now: float) -> list[kvmanager_pb2.Reservation]:
+    """Reservations for the heads of the queues, as far as executors have room for sequences."""
+    reservations = []
+    for name, model in state.models.items():
+        executors = _candidates(state.serving(name))
+        if not executors:
+            continue
+        assert executors[0].description is not None
+        rate = executors[0].description.prefill_tokens_per_second
+        while model.asked_count < model.window and (sequence := model.queue.peek(now, rate)) is not None:
+            allowed = [e for e in executors if _has_room(e) and _fits(state, sequence, e)]
+            if not allowed:
+                break
+            model.queue.pop(sequence)
+            reservations.append(_ask(state, model, sequence, allowed))
+    return reservations
+
+
+def _candidates(serving: list[Executor]) -> list[Executor]:
+    """Executors that take newcomers: none whose own sequences lack blocks, and all with the same weights."""
+    open_ones = sorted((e for e in serving if not e.starved), key=lambda e: len(e.running))
+    return [e for e in open_ones if e.model is not None and e.model.fingerprint == _fingerprint(open_ones[0])]
+
+
+def _fingerprint(executor: Executor) -> str:
+    return executor.model.fingerprint if executor.model is not None else ""
+
+
+def _has_room(executor: Executor) -> bool:
+    assert executor.description is not None
+    return len(executor.running) + executor.asked_count < executor.description.max_sequences
+
+
+def _fits(state: State, sequence: Sequence, executor: Executor) -> bool:
+    """Whether a preempted sequence may come back: not before every running one could grow by a block as well."""
+    if not sequence.preempted or not executor.running or executor.available_blocks is None:
+        return True
+    wanted = _blocks(len(sequence.token_ids) + state.limits.lookahead_tokens, executor)
+    return wanted + len(executor.running) <= executor.available_blocks
+
+
+def _blocks(tokens: int, executor: Executor) -> int:
+    return -(-tokens // executor.block_size)
+
+
+def _ask(state: State, model: Model, sequence: Sequence, allowed: list[Executor]) -> kvmanager_pb2.Reservation:
+    request = sequence.request
+    sequence.move(Phase.RESERVING)
+    sequence.sequence_id = next(state.sequence_ids)
+    state.asked[sequence.sequence_id] = Asked(sequence, model, {e.executor_id: (e, e.epoch) for e in allowed})
+    model.asked_count += 1
+    length = len(sequence.token_ids)
+    lookahead = min(state.limits.lookahead_tokens, sequence.length_limit - length)
+    for executor in allowed:
+        executor.asked_count += 1
+        if executor.available_blocks is not None:
+            executor.available_blocks -= _blocks(length + lookahead, executor)
+    return kvmanager_pb2.Reservation(
+        sequence_id=sequence.sequence_id,
+        model_fingerprint=_fingerprint(allowed[0]),
+        namespace=request.tenant,
+        token_ids=sequence.token_ids,
+        lookahead_tokens=max(0, lookahead),
+        executors=[
+            kvmanager_pb2.ExecutorLoad(
+                executor_id=e.executor_id,
+                epoch=e.epoch,
+                running_count=len(e.running),
+                queued_tokens=sum(len(s.token_ids) - s.projected_length for s in e.prefilling.values()),
+            )
+            for e in allowed
+        ],
+        skip_prefix_cache=sequence.wants_prompt_scores,
+    )
+
+
+def take(state: State, response: kvmanager_pb2.ReserveResponse, now: float) -> None:
+    """Takes one message of the kvmanager."""
+    executors = {e.executor_id: e for e in state.executors if e.description is not None}
+    for space in response.space:
+        if (executor := executors.get(space.executor_id)) is not None:
+            before, executor.available_blocks = executor.available_blocks, space.available_block_count
+            executor.total_blocks = space.total_block_count
+            if before is None or space.available_block_count > before:
+                _space_appeared(state, executor)
+    for result in response.reservations:
+        _take_reservation(state, result, now)
+    for extension in response.extensions:
+        _take_extension(executors, state, extension)
+    for sealed in response.sealed:
+        if (executor := executors.get(sealed.executor_id)) is not None:
+            executor.sealed.extend(sealed.blocks)
+    for operations in response.operations:
+        if (executor := executors.get(operations.executor_id)) is not None:
+            executor.operations.extend(operations.operations)
+
+
+def _space_appeared(state: State, executor: Executor) -> None:
+    executor.has_space = bool(executor.starved)
+    model = executor.model
+    if model is not None and (known := state.models.get(model.name)) is not None and known.window == 0:
+        known.window = 1
+
+
+def _take_reservation(state: State, result: kvmanager_pb2.ReservationResult, now: float) -> None:
+    asked = state.asked.pop(result.sequence_id, None)
+    if asked is None:
+        raise QuireError(Reason.PROTOCOL, f"an answer to reservation {result.sequence_id}, which was not asked for")
+    model, sequence = asked.model, asked.sequence
+    model.asked_count -= 1
+    for executor, _ in asked.executors.values():
+        executor.asked_count -= 1
+    if result.outcome == GRANTED:
+        model.window, model.retry_at, model.unplaced_since = UNLIMITED, None, None
+        chosen = asked.executors.get(result.executor_id)
+        if chosen is None:
+            raise QuireError(Reason.PROTOCOL, f"executor {result.executor_id!r} was not among those allowed")
+        executor, epoch = chosen
+        if sequence is not None and executor.serves and executor.epoch == epoch:
+            place(state, sequence, executor, result, now)
+            return
+        state.releases.append(result.sequence_id)
+        if sequence is not None:
+            _back(state, sequence)
+    elif sequence is not None:
+        _refused(state, model, sequence, result, now)
+
+
+def _back(state: State, sequence: Sequence) -> None:
+    sequence.forget_stay()
+    sequence.move(Phase.WAITING)
+    enqueue(state, sequence)
+
+
+def _refused(
+    state: State, model: Model, sequence: Sequence, result: kvmanager_pb2.ReservationResult, now: float
+) -> None:
+    reasons = "; ".join(result.reasons)
+    _back(state, sequence)
+    if result.outcome == NO_BLOCKS:
+        model.window, model.unplaced_since = 0, None
+        serving = state.serving(sequence.request.model)
+        quiet = not any(e.running or e.leaving for e in serving) and not state.releases
+        model.retry_at = now + QUIET_RETRY_SECONDS if quiet else None
+    elif result.outcome == NO_EXECUTOR:
+        model.window = 0
+        model.unplaced_since = model.unplaced_since if model.unplaced_since is not None else now
+        waited = now - model.unplaced_since
+        model.retry_at = now + min(QUIET_RETRY_SECONDS, max(UNREGISTERED_RETRY_SECONDS, waited))
+    elif result.outcome == NEVER_FITS:
+        message = reasons or f"{len(sequence.token_ids)} tokens need more KV blocks than there are"
+        fail_request(state, sequence.request, QuireError(Reason.NEVER_FITS, message))
+    else:
+        fail_request(state, sequence.request, QuireError(Reason.INTERNAL, f"the kvmanager refused: {reasons}"))
+
+
+def _take_extension(executors: dict[str, Executor], state: State, result: kvmanager_pb2.ExtendResult) -> None:
+    stay = result.sequence_id
+    executor = next((e for e in executors.values() if stay in e.running), None)
+    if executor is None:
+        return  # it ended meanwhile; its release covers these blocks
+    sequence = executor.running[stay]
+    if result.outcome == GRANTED:
+        sequence.slots_held += count_slots(result.blocks, executor)
+        sequence.slots_asked = sequence.slots_held
+        executor.appends.setdefault(stay, []).extend(result.blocks)
+        if sequence.granted_steps <= executor.grant_steps:
+            executor.top_up_due = True
+    elif result.outcome == NO_BLOCKS:
+        executor.starved[stay] = sequence  # still asking: slots_asked stays above slots_held
+    elif result.outcome == NEVER_FITS:
+        _fail(state, sequence, Reason.NEVER_FITS, f"{sequence.slots_asked} tokens need more KV blocks than there are")
+    else:
+        _fail(state, sequence, Reason.INTERNAL, f"the kvmanager refused to extend sequence {stay}")
+
+
+def _fail(state: State, sequence: Sequence, reason: Reason, message: str) -> None:
+    finish(state, sequence, types_pb2.FINISH_REASON_ERROR, error=QuireError(reason, message).to_detail())

@@ -1,0 +1,130 @@
+"""A sequence (one choice of one request), its lengths and its states."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quire.v1 import executor_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from services.scheduler.state import Executor, Gateway
+
+UNLIMITED_STEPS = 1 << 30
+STOP_STRING_STEPS = 2
+"""Unanswered steps of a sequence whose stop strings the gateway matches: what lies past a stop is lost."""
+
+
+class Phase(enum.Enum):
+    """Where a sequence is. Preemption and every loss lead from RUNNING (or RESERVING) back to WAITING."""
+
+    WAITING = enum.auto()  # holds nothing
+    RESERVING = enum.auto()  # the kvmanager was asked for blocks
+    RUNNING = enum.auto()  # holds blocks on an executor
+    ENDED = enum.auto()
+
+
+_MOVES = {
+    Phase.WAITING: {Phase.RESERVING, Phase.ENDED},
+    Phase.RESERVING: {Phase.WAITING, Phase.RUNNING, Phase.ENDED},
+    Phase.RUNNING: {Phase.WAITING, Phase.ENDED},
+    Phase.ENDED: set[Phase](),
+}
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Request:
+    """What all choices of a request share. Its submitted fields never change."""
+
+    gateway: Gateway
+    handle: int
+    request_id: str
+    model: str
+    tokenizer_fingerprint: str  # token ids mean nothing under another tokenizer
+    tenant: str
+    priority: int
+    sampling: types_pb2.SamplingParams
+    stop: types_pb2.StopCriteria
+    logprobs: types_pb2.LogprobOptions
+    traceparent: str
+    prompt_length: int
+    arrival: int  # counts requests
+    arrived_at: float  # seconds
+    deadline_at: float | None  # seconds, same clock
+    sequences: list[Sequence] = field(default_factory=list)  # those to compute, the lead first
+    started: bool = False
+    siblings_wait: bool = False  # the others queue once the lead's prompt is computed: they find its blocks
+    held: bool = False
+
+    @property
+    def lead(self) -> Sequence:
+        return self.sequences[0]
+
+    @property
+    def ended(self) -> bool:
+        return all(sequence.phase is Phase.ENDED for sequence in self.sequences)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Sequence:
+    """One choice. Its owner is the scheduler's state: nothing else changes it.
+
+    A stay on an executor has its own id, since ids are never used twice; `sequence_id` names the present one.
+    """
+
+    request: Request
+    choice: int
+    token_ids: list[int]  # prompt, then output
+    length_limit: int  # the most tokens that ever need KV: the last output token needs none
+    step_limit: int  # the most unanswered steps; 0 while held
+    wants_prompt_scores: bool
+    phase: Phase = Phase.WAITING
+    preempted: bool = False
+    prompt_scored: int = 1  # prompt tokens whose log probabilities were delivered; token 0 has none
+
+    # The present stay.
+    sequence_id: int = 0
+    executor: Executor | None = None
+    blocks: Seq[executor_pb2.BlockList] = ()  # until it enters
+    slots_held: int = 0  # token slots of its blocks
+    slots_asked: int = 0  # slots_held, or what it will hold once the kvmanager answers
+    reported_length: int = 0  # tokens that the kvmanager knows
+    next_report_length: int = 0  # computed length at which a further block is full
+    computed_length: int = 0  # tokens with KV, by the last result
+    projected_length: int = 0  # tokens with KV once every granted step is computed: an upper bound
+    granted_steps: int = 0  # not yet answered
+    chunks: list[int] = field(default_factory=list)  # tokens of each unanswered prefill chunk, the first of those steps
+    answered_at: float = 0.0  # seconds: the last result, or the grant that ended a pause
+
+    @property
+    def prompt_length(self) -> int:
+        return self.request.prompt_length
+
+    @property
+    def output_length(self) -> int:
+        return len(self.token_ids) - self.request.prompt_length
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether known tokens are left that no granted step computes."""
+        return self.projected_length < len(self.token_ids)
+
+    def move(self, phase: Phase) -> None:
+        assert phase in _MOVES[self.phase], f"{self.phase} to {phase}"
+        self.phase = phase
+
+    def forget_stay(self) -> None:
+        """Clears what belonged to the stay that is over."""
+        self.sequence_id, self.executor, self.blocks = 0, None, ()
+        self.slots_held = self.slots_asked = self.reported_length = self.next_report_length = 0
+        self.computed_length = self.projected_length = self.granted_steps = 0
+        self.chunks = []
+
+
+def step_limit(request: Request) -> int:
+    """The most unanswered steps that a sequence of this request may have."""
+    if request.held:
+        return 0
+    return STOP_STRING_STEPS if request.stop.stop else UNLIMITED_STEPS

@@ -1,0 +1,22 @@
+"""Settings of the scheduler."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from services.common.settings import CommaList, ServiceSettings
+
+
+class SchedulerSettings(ServiceSettings):
+    """The scheduler: owns every sequence's state and plans the executors' steps."""
+
+    listen: str = Field("127.0.0.1:50052", description="address to serve gRPC on: host:port or unix:PATH")
+    metrics_listen: str = Field("127.0.0.1:9102", description="host:port of the Prometheus endpoint; empty serves none")
+    kvmanager: str = Field("127.0.0.1:50053", description="address of the kvmanager")
+    executors: CommaList = Field(("127.0.0.1:50054",), min_length=1, description="addresses of the executors")
+    step_tokens: int = Field(0, ge=0, description="the most tokens that a step computes; 0 leaves it to the executor")
+    max_queued: int = Field(4096, ge=1, description="sequences that may wait before new requests are refused")
+    grant_ms: float = Field(20.0, gt=0, description="steps granted at a time, in milliseconds of measured steps")
+    lookahead_tokens: int = Field(64, ge=1, description="token slots reserved ahead of need")
+    resume_seconds: float = Field(30.0, ge=0, description="how long requests wait for a lost executor or kvmanager")
+    stall_seconds: float = Field(60.0, gt=0, description="an executor that owes a result for longer counts as lost")

@@ -1,0 +1,181 @@
+"""Everything the scheduler knows: executors, models, gateways, queues, and what is still to be said to whom."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
+from services.scheduler.queue import WaitingQueue
+from services.scheduler.sequence import Request, Sequence
+
+UNLIMITED = 1 << 30
+RATE_SECONDS = 5.0
+"""Span over which output tokens per second are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The settings that decisions depend on."""
+
+    step_tokens: int = 0  # 0: the executor's own limit
+    max_queued: int = 4096
+    grant_seconds: float = 0.020
+    lookahead_tokens: int = 64
+    resume_seconds: float = 30.0
+    stall_seconds: float = 60.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals of one executor, for metrics."""
+
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Executor:
+    """One executor, its sequences, and what its next plan shall carry."""
+
+    index: int
+    target: str
+    description: types_pb2.ExecutorDescription | None = None
+    epoch: int = 0
+    connected: bool = False
+    stream_failure: str = ""  # why the stream must be opened again; empty while it is sound
+    counters: Counters = field(default_factory=Counters)
+
+    # Streams: plans out, results in.
+    step: int = 0  # the last plan sent
+    acknowledged_results: int = 0
+    report_credit: int = 0  # as last sent
+    grant_steps: int = 2  # G
+    step_seconds: float = 0.0  # measured, smoothed
+
+    # Sequences. Each is in `running`, and either in `prefilling` or in `decoding`.
+    running: dict[int, Sequence] = field(default_factory=dict)
+    entering: dict[int, Sequence] = field(default_factory=dict)  # placed, in no plan yet
+    prefilling: dict[int, Sequence] = field(default_factory=dict)  # known tokens are left to grant
+    decoding: dict[int, Sequence] = field(default_factory=dict)
+    chunking: dict[int, Sequence] = field(default_factory=dict)  # those of `decoding` whose last chunk is unanswered
+    capped: dict[int, Sequence] = field(default_factory=dict)  # those of `decoding` that may have few unanswered steps
+    starved: dict[int, Sequence] = field(default_factory=dict)  # refused more blocks
+    leaving: dict[int, int] = field(default_factory=dict)  # stay -> plan that ends it; its blocks wait for the answer
+
+    # What the next plan carries.
+    ended_ids: list[int] = field(default_factory=list)
+    appends: dict[int, list[executor_pb2.BlockList]] = field(default_factory=dict)
+    sealed: list[executor_pb2.SealedBlock] = field(default_factory=list)
+    operations: list[executor_pb2.BlockOperation] = field(default_factory=list)
+    top_up_due: bool = False  # all sequences get new credit
+    small_top_up_due: bool = False  # only capped and prefilling ones do
+
+    available_blocks: int | None = None  # as last announced by the kvmanager, less what was asked for since
+    asked_count: int = 0  # reservations that may still land here
+    has_space: bool = False  # blocks appeared: starved sequences ask again
+    total_blocks: int = 0
+    stall_check_at: float | None = None
+    output_marks: deque[tuple[float, int]] = field(default_factory=deque)  # (seconds, output tokens)
+
+    @property
+    def executor_id(self) -> str:
+        return self.description.executor_id if self.description is not None else ""
+
+    @property
+    def model(self) -> types_pb2.ModelDescription | None:
+        """The loaded model, if any."""
+        description = self.description
+        return description.model if description is not None and description.HasField("model") else None
+
+    @property
+    def serves(self) -> bool:
+        return self.connected and self.model is not None
+
+    @property
+    def block_size(self) -> int:
+        """Token slots per block of the target model's group."""
+        assert self.description is not None
+        return next(g.block_size for g in self.description.groups if g.group_id == 0)
+
+    def output_rate(self, now: float) -> float:
+        """Output tokens per second over the last seconds."""
+        return sum(count for at, count in list(self.output_marks) if now - at <= RATE_SECONDS) / RATE_SECONDS
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Model:
+    """A model that can be asked for; it outlives its last executor for a while."""
+
+    description: types_pb2.ModelDescription
+    queue: WaitingQueue = field(default_factory=WaitingQueue)
+    lost_at: float | None = None  # since when no executor serves it
+    window: int = UNLIMITED  # the most reservations in flight: 0 after a refusal, 1 to try again, then unlimited
+    asked_count: int = 0  # reservations in flight
+    retry_at: float | None = None  # when to try again although nothing was heard
+    unplaced_since: float | None = None  # since when the kvmanager knows no executor for it
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Gateway:
+    """One gateway's stream."""
+
+    gateway_id: str
+    requests: dict[int, Request] = field(default_factory=dict)  # by handle
+    outbox: scheduler_pb2.ServeResponse = field(default_factory=scheduler_pb2.ServeResponse)
+    has_output: bool = False
+    open: bool = True
+
+
+@dataclass(slots=True)
+class Asked:
+    """A reservation that the kvmanager has not answered."""
+
+    sequence: Sequence | None  # None: abandoned meanwhile, what is granted goes straight back
+    model: Model
+    executors: dict[str, tuple[Executor, int]]  # by id: the executor and the epoch it had
+
+
+class State:
+    """The scheduler's whole state. Changed by the core's functions only; holds no sockets and reads no clock."""
+
+    def __init__(self, targets: tuple[str, ...], limits: Limits, first_sequence_id: int = 1) -> None:
+        self.limits = limits
+        self.executors = [Executor(index, target) for index, target in enumerate(targets)]
+        self.models: dict[str, Model] = {}
+        self.gateways: list[Gateway] = []
+        self.request_ids: dict[str, Request] = {}
+        self.live_count = 0  # sequences that have not ended
+        self.draining = False
+        self.deadlines: list[tuple[float, int, Request]] = []  # heap
+        self.sequence_ids: Iterator[int] = itertools.count(first_sequence_id)
+        self.arrivals: Iterator[int] = itertools.count(1)
+        # What the kvmanager has not been told yet.
+        self.kv_connected = False
+        self.kv_lost_at: float | None = None
+        self.asked: dict[int, Asked] = {}
+        self.releases: list[int] = []
+        self.progress: list[kvmanager_pb2.SequenceProgress] = []
+        self.extends: list[Sequence] = []
+
+    @property
+    def running_count(self) -> int:
+        return sum(len(executor.running) for executor in self.executors)
+
+    @property
+    def waiting_count(self) -> int:
+        return self.live_count - self.running_count
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request can be answered now."""
+        return self.kv_connected and any(executor.serves for executor in self.executors)
+
+    def serving(self, model: str) -> list[Executor]:
+        """Executors that have the model."""
+        return [e for e in self.executors if e.serves and e.model is not None and e.model.name == model]

@@ -1,0 +1,36 @@
+"""One turn: what is due by now, who must yield, what executors compute next, which blocks are needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.v1 import executor_pb2, kvmanager_pb2
+from services.scheduler.alarms import ring
+from services.scheduler.batcher import plan, step_budget
+from services.scheduler.preempt import preempt
+from services.scheduler.reserve import reserve
+from services.scheduler.state import Executor, State
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """What a turn decided to send."""
+
+    plans: list[tuple[Executor, executor_pb2.StepPlan]] = field(default_factory=list)
+    reservations: list[kvmanager_pb2.ReserveRequest] = field(default_factory=list)
+
+
+def turn(state: State, now: float) -> Outgoing:
+    """Runs after every event. Pure but for the state; `now` in seconds of a monotonic clock."""
+    ring(state, now)
+    outgoing = Outgoing()
+    for executor in state.executors:
+        if not executor.serves or executor.stream_failure:
+            continue
+        if executor.starved:
+            preempt(state, executor, now)
+        message = plan(state, executor, step_budget(state, executor), now)
+        if message is not None:
+            outgoing.plans.append((executor, message))
+    outgoing.reservations = reserve(state, now)  # after the plans: they decide which sequences need blocks
+    return outgoing

@@ -1,0 +1,69 @@
+"""What a Submit must look like. The gateway has checked what its client wrote; this checks the wire."""
+
+from __future__ import annotations
+
+from quire.v1 import scheduler_pb2, types_pb2
+from services.common.errors import QuireError, Reason, invalid
+
+MAX_CHOICES = 64
+MAX_PRIORITY = 100
+
+
+def check_submit(submit: scheduler_pb2.Submit, model: types_pb2.ModelDescription) -> None:
+    """Raises INVALID_FIELD, CONTEXT_EXCEEDED or UNSUPPORTED naming the field."""
+    _check_unsupported(submit)
+    if not submit.request_id:
+        raise invalid("request_id", "must be set")
+    if not 1 <= submit.choice_count <= MAX_CHOICES:
+        raise invalid("choice_count", f"must be 1 to {MAX_CHOICES}, not {submit.choice_count}")
+    if abs(submit.priority) > MAX_PRIORITY:
+        raise invalid("priority", f"must be -{MAX_PRIORITY} to {MAX_PRIORITY}, not {submit.priority}")
+    if submit.deadline_ms < 0:
+        raise invalid("deadline_ms", f"must be at least 0, not {submit.deadline_ms}")
+    if not submit.sampling.HasField("seed"):
+        raise invalid("sampling.seed", "must be set")
+    if not submit.prompt_token_ids:
+        raise invalid("prompt_token_ids", "at least one is needed")
+    _check_ids("prompt_token_ids", submit.prompt_token_ids, model.vocab_size)
+    if not submit.stop.HasField("max_tokens") or submit.stop.max_tokens < 1:
+        raise invalid("stop.max_tokens", "must be set, at least 1")
+    total = len(submit.prompt_token_ids) + submit.stop.max_tokens
+    if total > model.context_length:
+        raise QuireError(
+            Reason.CONTEXT_EXCEEDED,
+            f"prompt ({len(submit.prompt_token_ids)}) and max_tokens ({submit.stop.max_tokens}) exceed the context "
+            f"length of {model.context_length} tokens",
+            field="stop.max_tokens",
+        )
+    _check_progress(submit, model)
+
+
+def _check_unsupported(submit: scheduler_pb2.Submit) -> None:
+    unsupported = {
+        "adapter": submit.adapter != "",
+        "constraint": submit.HasField("constraint"),
+        "beam_width": submit.beam_width != 0,
+        "speculation": submit.speculation not in ("", "off"),
+    }
+    for field, is_set in unsupported.items():
+        if is_set:
+            raise QuireError(Reason.UNSUPPORTED, f"{field}: not supported", field=field)
+
+
+def _check_progress(submit: scheduler_pb2.Submit, model: types_pb2.ModelDescription) -> None:
+    seen: set[int] = set()
+    for index, progress in enumerate(submit.progress):
+        field = f"progress[{index}]"
+        if not 0 <= progress.choice < submit.choice_count or progress.choice in seen:
+            raise invalid(f"{field}.choice", f"{progress.choice} is out of range or repeated")
+        seen.add(progress.choice)
+        if len(progress.token_ids) > submit.stop.max_tokens:
+            raise invalid(f"{field}.token_ids", "more tokens than max_tokens")
+        if progress.token_ids:
+            _check_ids(f"{field}.token_ids", progress.token_ids, model.vocab_size)
+
+
+def _check_ids(field: str, ids: object, vocab_size: int) -> None:
+    low, high = min(ids), max(ids)  # type: ignore[call-overload]
+    if low < 0 or high >= vocab_size:
+        raise invalid(field, f"ids must be 0 to {vocab_size - 1}; found {low if low < 0 else high}")

@@ -1,0 +1,132 @@
+"""Hundreds of random requests through the core, with everything that can happen to them; every answer is checked."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from quire.v1 import scheduler_pb2
+from services.scheduler.state import Limits
+from tests.unit.scheduler.sim import Harness, assert_correct, describe, submit
+
+
+def random_submit(rng: random.Random, handle: int, most_output: int = 30) -> scheduler_pb2.Submit:
+    shared = [7, 8, 9, 10, 11, 12, 13, 14, 15]
+    prompt = shared[: rng.randint(0, 9)] + [rng.randint(1, 999) for _ in range(rng.randint(1, 50))]
+    return submit(
+        handle,
+        prompt,
+        rng.randint(1, most_output),
+        ignore_eos=rng.random() < 0.5,
+        choice_count=rng.choice([1, 1, 1, 2, 3]),
+        priority=rng.choice([0, 0, 5]),
+        stop=["x"] if rng.random() < 0.2 else [],
+    )
+
+
+def assert_idle(harness: Harness) -> None:
+    """Everything ended and every block came back."""
+    state = harness.state
+    assert not state.request_ids
+    assert not harness.gateway.requests
+    assert state.live_count == 0
+    assert not harness.kv.held
+    for executor, sim in zip(state.executors, harness.sims, strict=True):
+        assert not (executor.running)
+        assert not (executor.leaving)
+        assert not (executor.appends)
+        assert executor.asked_count == 0
+        assert not sim.sequences
+        assert harness.kv.available(sim.description.executor_id) == len(sim.slots)
+    for model in state.models.values():
+        assert model.queue.peek(harness.now, 1e6) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("executors", [1, 2])
+def test_everything_at_once(seed: int, executors: int) -> None:
+    """Chunked prompts, n > 1, cancels, stops, pauses, preemption, lost executors and a lost kvmanager."""
+    rng = random.Random(seed)
+    descriptions = [describe(executor_id=f"e{i}", blocks=40, max_sequences=5) for i in range(executors)]
+    harness = Harness(*descriptions, limits=Limits(lookahead_tokens=8, step_tokens=16), seed=seed)
+    held: set[int] = set()
+    for handle in range(1, 61):
+        harness.send(random_submit(rng, handle))
+        for _ in range(rng.randint(0, 30)):
+            harness.step()
+        open_handles = list(harness.gateway.requests)
+        if not open_handles:
+            continue
+        victim = rng.choice(open_handles)
+        client = harness.clients[victim]
+        event = rng.random()
+        if event < 0.15:
+            harness.cancel(victim)
+        elif event < 0.3 and client.submit.stop.stop:
+            choice = rng.randrange(client.submit.choice_count)
+            if choice not in client.ends and client.outputs[choice]:
+                client.cut[choice] = len(client.outputs[choice])
+                harness.send(stops=[scheduler_pb2.StopAt(handle=victim, choice=choice, output_length=1)])
+        elif event < 0.4:
+            held ^= {victim}
+            harness.send(holds=[scheduler_pb2.Hold(handle=victim, held=victim in held)])
+        elif event < 0.46:
+            index = rng.randrange(executors)
+            harness.lose(index)
+            harness.turn()
+            harness.step()
+            harness.open(index)
+            harness.turn()
+        elif event < 0.49:
+            harness.restart_kv()
+            harness.turn()
+    harness.send(holds=[scheduler_pb2.Hold(handle=h, held=False) for h in held])
+    harness.settle()
+    for handle, client in harness.clients.items():
+        assert client.done, f"request {handle} has not ended"
+        assert_correct(harness, handle)
+    assert_idle(harness)
+
+
+def test_preemption_keeps_every_token_once() -> None:
+    """E1: a pool for 2.5 of 6 long sequences; each answer equals the one computed alone."""
+    harness = Harness(describe(blocks=25, max_sequences=6), limits=Limits(lookahead_tokens=4))
+    for handle in range(1, 7):
+        harness.send(submit(handle, [handle] * 10, 30, ignore_eos=True))
+    harness.settle()
+    assert harness.state.executors[0].counters.preemptions > 0
+    for handle in range(1, 7):
+        assert_correct(harness, handle)
+    assert_idle(harness)
+
+
+def test_cancel_in_every_state_gives_all_blocks_back() -> None:
+    """D2: a cancel after any number of events of a request's life."""
+    for moment in range(60):
+        harness = Harness(describe(blocks=16), seed=moment)
+        harness.send(submit(1, list(range(1, 30)), 12, ignore_eos=True), submit(2, [5] * 3, 9, ignore_eos=True))
+        for _ in range(moment):
+            harness.step()
+        if 1 in harness.gateway.requests:
+            harness.cancel(1)
+        harness.settle()
+        assert harness.clients[1].done
+        assert_correct(harness, 2)
+        assert_idle(harness)
+
+
+def test_lost_results_are_computed_again() -> None:
+    """E3: an executor is lost at any moment; the answer goes on with no token lost or repeated."""
+    for moment in range(0, 120, 3):
+        harness = Harness(describe(), seed=moment)
+        harness.send(submit(1, [3, 1, 4, 1, 5], 20, ignore_eos=True, choice_count=2))
+        for _ in range(moment):
+            harness.step()
+        harness.lose(0)
+        harness.turn()
+        harness.open(0)
+        harness.turn()
+        harness.settle()
+        assert_correct(harness, 1)
+        assert_idle(harness)
