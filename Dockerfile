@@ -18,9 +18,9 @@ ENV PYTHONDONTWRITEBYTECODE=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     XDG_CACHE_HOME=/models \
     HF_HOME=/models/huggingface
-RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin quire \
+RUN useradd --uid 10001 --create-home --home-dir /srv/quire --shell /usr/sbin/nologin quire \
     && install --directory --owner quire --group quire /models
-WORKDIR /home/quire
+WORKDIR /srv/quire
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["quire", "serve"]
 
