@@ -1,0 +1,1 @@
+"""The load generator behind `quire bench serve`. It imports no model code."""

@@ -1,0 +1,152 @@
+"""`quire bench serve`: load on a running server, over gRPC or OpenAI's API, and what its clients see."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+from tqdm import tqdm
+
+from quire.bench.clients import Client, GrpcClient, OpenAIClient
+from quire.bench.load import closed_loop, open_loop
+from quire.bench.measures import Sample, summarize
+from quire.bench.workload import Request, TraceScale, fixed_requests, poisson_requests, trace_requests
+from quire.cli.common import add_address, gateway_address, parser
+
+EXAMPLES = """
+quire bench serve --concurrency 8 --requests 64 --json
+quire bench serve --rate 4 --requests 200 --prompt-tokens 256 --output-tokens 128
+quire bench serve --trace conversations.csv --requests 500 --trace-speed 2 --max-prompt-tokens 1024
+quire bench serve --api openai --base-url http://127.0.0.1:8000/v1 --concurrency 8
+"""
+NOTE = """Prompts are random common words, about a token each; the report gives the server's own count.
+itl_ms is the gap between messages divided by the tokens that the later one brought."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    top = parser("bench serve", f"Measures a running server.\n\n{NOTE}", EXAMPLES)
+    add_address(top)
+    top.add_argument("--api", choices=("grpc", "openai"), default="grpc", help="which API to speak (default: grpc)")
+    top.add_argument("--base-url", metavar="URL", help="of an OpenAI API, up to and with /v1")
+    top.add_argument("--api-key", default="", metavar="KEY", help="for the OpenAI API")
+    top.add_argument("--model", default="", help="model name (default: the server's only or first one)")
+    loop = top.add_mutually_exclusive_group()
+    loop.add_argument(
+        "--concurrency", type=_count, default=1, metavar="N", help="closed loop: requests at a time (default: 1)"
+    )
+    loop.add_argument("--rate", type=_positive, metavar="R", help="open loop: requests a second, at random moments")
+    loop.add_argument("--trace", type=Path, metavar="FILE", help="open loop: replays an Azure .csv or Mooncake .jsonl")
+    top.add_argument("--requests", type=_count, metavar="N", help="how many (default: 4 x concurrency, or 64)")
+    top.add_argument("--prompt-tokens", type=_count, default=128, metavar="N", help="per request (default: 128)")
+    top.add_argument("--output-tokens", type=_count, default=64, metavar="N", help="per request (default: 64)")
+    top.add_argument("--warmup", type=int, default=1, metavar="N", help="requests sent before measuring (default: 1)")
+    top.add_argument("--trace-speed", type=_positive, default=1.0, metavar="X", help="replays a trace X times as fast")
+    top.add_argument("--trace-lengths", type=_positive, default=1.0, metavar="X", help="multiplies a trace's lengths")
+    top.add_argument("--max-prompt-tokens", type=_count, metavar="N", help="caps a trace's prompts")
+    top.add_argument("--max-output-tokens", type=_count, metavar="N", help="caps a trace's outputs")
+    top.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default: 0)")
+    top.add_argument("--timeout", type=_positive, default=600.0, metavar="S", help="of a request (default: 600)")
+    top.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
+    return top
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0 where any request succeeded, 1 where none did, 2 for wrong use."""
+    top = _parser()
+    args = top.parse_args(argv)
+    if (args.api == "openai") != (args.base_url is not None):
+        top.error("--api openai and --base-url go together")
+    try:
+        requests = _requests(args)
+        samples = asyncio.run(_measure(args, requests))
+    except (OSError, ValueError) as error:
+        print(f"quire bench serve: {error}", file=sys.stderr)
+        return 2
+    except (httpx.HTTPError, grpc.RpcError) as error:
+        print(f"quire bench serve: no server answers: {error}", file=sys.stderr)
+        return 1
+    report = _describe(args) | summarize(samples)
+    print(json.dumps(report) if args.json else _table(report))
+    return 0 if report["errors"] < report["requests"] else 1
+
+
+def _requests(args: argparse.Namespace) -> list[Request]:
+    if args.trace is not None:
+        scale = TraceScale(args.trace_speed, args.trace_lengths, args.max_prompt_tokens, args.max_output_tokens)
+        return trace_requests(args.trace, args.requests, scale)
+    if args.rate is not None:
+        return poisson_requests(args.requests or 64, args.rate, args.prompt_tokens, args.output_tokens, args.seed)
+    return fixed_requests(args.requests or 4 * args.concurrency, args.prompt_tokens, args.output_tokens)
+
+
+def _client(args: argparse.Namespace, requests: Sequence[Request]) -> Client:
+    if args.api == "grpc":
+        return GrpcClient(gateway_address(args), args.model, args.timeout)
+    closed = args.rate is None and args.trace is None
+    connections = args.concurrency if closed else len(requests)
+    return OpenAIClient(args.base_url, args.model, args.timeout, args.api_key, connections)
+
+
+async def _measure(args: argparse.Namespace, requests: Sequence[Request]) -> list[Sample]:
+    samples: list[Sample] = []
+    async with _client(args, requests) as client:
+        warmup = fixed_requests(args.warmup, requests[0].prompt_tokens, requests[0].output_tokens)
+        # Other prompts than the measured ones, so that no prefix is warm unless the workload makes it so.
+        await closed_loop(client, warmup, args.concurrency, args.seed + 1, lambda sample: None)
+        with tqdm(total=len(requests), desc="requests", unit="", file=sys.stderr, disable=None) as bar:
+
+            def done(sample: Sample) -> None:
+                samples.append(sample)
+                bar.update()
+
+            if args.rate is None and args.trace is None:
+                await closed_loop(client, requests, args.concurrency, args.seed, done)
+            else:
+                await open_loop(client, requests, args.seed, done)
+    return samples
+
+
+def _describe(args: argparse.Namespace) -> dict[str, Any]:
+    load: dict[str, Any] = {"concurrency": args.concurrency}
+    if args.rate is not None:
+        load = {"rate": args.rate}
+    elif args.trace is not None:
+        load = {"trace": args.trace.name, "trace_speed": args.trace_speed}
+    return {"api": args.api} | load
+
+
+def _table(report: dict[str, Any]) -> str:
+    lines = [
+        f"requests      {report['requests']} ({report['errors']} failed) in {report['duration_s']:.2f} s",
+        f"output        {report['output_tok_s']:.1f} tokens/s, {report['request_s']:.2f} requests/s",
+        f"tokens        {report['prompt_tokens']} in, {report['output_tokens']} out",
+        "",
+        f"{'ms':<14}{'p50':>10}{'p95':>10}{'p99':>10}",
+    ]
+    names = {"ttft_ms": "first token", "itl_ms": "next token", "e2e_ms": "whole answer"}
+    for key, name in names.items():
+        cells = (f"{value:>10.2f}" if value is not None else f"{'-':>10}" for value in report[key].values())
+        lines.append(f"{name:<14}{''.join(cells)}")
+    lines += [f"failed: {kind} x {count}" for kind, count in report["error_kinds"].items()]
+    return "\n".join(lines)
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
