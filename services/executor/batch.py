@@ -1,0 +1,155 @@
+"""Which sequences a step computes, and its inputs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.executor.backends.base import Int32, PromptScoreRows, StepInputs
+from services.executor.sequences import Sequence
+
+log = logging.getLogger("quire.executor")
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The most that one step computes."""
+
+    sequences: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A sequence's part of a step."""
+
+    sequence: Sequence
+    count: int  # tokens
+
+
+@dataclass(slots=True)
+class Step:
+    """A step about to be computed. sampling and scoring are parallel to the inputs' samples and prompt_scores."""
+
+    inputs: StepInputs
+    rows: list[Row]
+    sampling: list[Sequence]
+    scoring: list[tuple[Sequence, int]]  # with the index of the first prompt token scored
+    written_blocks: list[int]
+
+
+class BlockTables:
+    """Block tables of all sequences as rows of one matrix, so that a step gathers them in one go."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self._ids: Int32 = np.zeros((16, 16), np.int32)
+        self._lengths: list[int] = [0] * 16
+        self._unused = list(range(15, -1, -1))
+
+    def add(self, block_ids: list[int]) -> int:
+        """A new row holding these blocks."""
+        if not self._unused:
+            rows = len(self._lengths)
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._lengths += [0] * rows
+            self._unused = list(range(2 * rows - 1, rows - 1, -1))
+        table = self._unused.pop()
+        self._lengths[table] = 0
+        self._ids[table] = 0
+        self.append(table, block_ids)
+        return table
+
+    def append(self, table: int, block_ids: list[int]) -> None:
+        start = self._lengths[table]
+        end = start + len(block_ids)
+        width = self._ids.shape[1]
+        if end > width:
+            wider = max(end, 2 * width)
+            self._ids = np.pad(self._ids, ((0, 0), (0, wider - width)))
+        self._ids[table, start:end] = block_ids
+        self._lengths[table] = end
+
+    def release(self, table: int) -> None:
+        self._unused.append(table)
+
+    def slots(self, table: int) -> int:
+        """Tokens that the row's blocks hold."""
+        return self._lengths[table] * self.block_size
+
+    def gather(self, tables: list[int]) -> Int32:
+        """Rows [len(tables), most blocks of any]; unused entries are 0."""
+        width = max(self._lengths[table] for table in tables)
+        return self._ids[tables, :width]
+
+    def blocks(self, table: int, first_token: int, end_token: int) -> list[int]:
+        """Blocks that hold tokens [first_token, end_token)."""
+        size = self.block_size
+        if end_token == first_token + 1:
+            return [int(self._ids[table, first_token // size])]
+        found: list[int] = self._ids[table, first_token // size : (end_token - 1) // size + 1].tolist()
+        return found
+
+
+def choose_rows(sequences: Iterable[Sequence], tables: BlockTables, limits: StepLimits) -> tuple[list[Row], bool]:
+    """Every sequence with credit, in the given order, up to the limits; and whether these left any out.
+
+    A sequence whose blocks cannot hold its next tokens waits.
+    """
+    rows: list[Row] = []
+    crowded = False
+    left = limits.tokens
+    for sequence in sequences:
+        if sequence.credit.steps == 0:
+            continue
+        count = min(sequence.credit.token_limit, sequence.remaining, limits.tokens)
+        if sequence.computed + count > tables.slots(sequence.table):
+            if not sequence.waits_aloud:
+                sequence.waits_aloud = True
+                log.warning("a granted sequence waits for blocks", extra={"sequence": sequence.sequence_id})
+            continue
+        if count > left or len(rows) == limits.sequences:
+            crowded = True
+            continue
+        rows.append(Row(sequence, count))
+        left -= count
+    return rows, crowded
+
+
+def build_step(rows: list[Row], tables: BlockTables) -> Step:
+    """The inputs of a step over `rows`, at least one."""
+    token_ids: list[int] = []
+    samples, sampling, scoring, written, scores = [], [], [], [], []
+    for row in rows:
+        sequence, start = row.sequence, row.sequence.computed
+        first, end = len(token_ids), start + row.count
+        if row.count == 1:
+            token_ids.append(sequence.tokens[start])
+        else:
+            token_ids += sequence.tokens[start:end]
+        written += tables.blocks(sequence.table, start, end)
+        if end == len(sequence.tokens):
+            sequence.sample_row.row = first + row.count - 1
+            samples.append(sequence.sample_row)
+            sampling.append(sequence)
+        if sequence.rule.prompt_logprob_count >= 0 and start + 1 < sequence.prompt_length:
+            targets = sequence.tokens[start + 1 : min(end + 1, sequence.prompt_length)]
+            scores.append(PromptScoreRows(first, targets, sequence.rule.prompt_logprob_count))
+            scoring.append((sequence, start + 1))
+    counts = np.array([row.count for row in rows], np.int32)
+    starts = np.array([row.sequence.computed for row in rows], np.int32)
+    query_starts = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(counts, out=query_starts[1:])
+    inputs = StepInputs(
+        token_ids=np.array(token_ids, np.int32),
+        positions=np.arange(len(token_ids), dtype=np.int32) + np.repeat(starts - query_starts[:-1], counts),
+        query_starts=query_starts,
+        context_lengths=starts + counts,
+        block_tables=tables.gather([row.sequence.table for row in rows]),
+        samples=samples,
+        prompt_scores=scores,
+    )
+    return Step(inputs, rows, sampling, scoring, written)

@@ -1,0 +1,192 @@
+"""`quire bench engine`: what one executor computes without any RPC, driven by plans as its scheduler would send them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from prometheus_client import CollectorRegistry
+
+from quire.v1 import executor_pb2, types_pb2
+from services.common import log as logs
+from services.common.errors import QuireError
+from services.executor.batch import StepLimits
+from services.executor.core import StepCore
+from services.executor.loader import LoadedModel, make_loader
+from services.executor.metrics import ExecutorMetrics
+from services.executor.settings import ExecutorSettings
+from services.executor.warmup import warm_up
+from services.executor.worker import Event, Fault, StepLoop
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Rates of one batch size: prompts of all sequences computed, then all decoding together."""
+
+    batch: int
+    prefill_tok_s: float
+    decode_tok_s: float
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures each batch size; the last line of standard output is JSON. 1 where the model cannot be loaded."""
+    options = _parser().parse_args(argv)
+    logs.configure("bench", "warning", "text")
+    batches = options.batch
+    blocks = max(batches) * -(-(options.prompt + options.output) // options.block_size)
+    settings = ExecutorSettings(
+        model=options.model,
+        backend=options.backend,
+        dtype=options.dtype,
+        threads=options.threads,
+        block_size=options.block_size,
+        kv_blocks=blocks,
+        max_sequences=max(batches),
+        max_step_tokens=max(options.max_step_tokens, *batches),
+    )
+    _tell(f"loading {options.model}")
+    try:
+        model = make_loader(settings)("", options.model)
+        warm_up(model.backend, model.shape, settings.max_step_tokens, model.backend.spec.context_length)
+        limits = StepLimits(settings.max_sequences, settings.max_step_tokens)
+        points = [_best(model, limits, batch, options) for batch in batches]
+    except (QuireError, ValueError) as error:
+        _tell(f"quire bench engine: {error}")
+        return 1
+    report = {"model": model.name, "backend": model.backend.name, "points": [asdict(point) for point in points]}
+    if not options.json:
+        _print_table(model, points)
+    print(json.dumps(report), flush=True)
+    return 0
+
+
+def measure(model: LoadedModel, limits: StepLimits, batch: int, prompt: int, output: int) -> Point:
+    """One run: `batch` sequences of `prompt` random tokens, `output` tokens each, greedy. ValueError: they do not fit."""
+    if prompt + output > model.backend.spec.context_length:
+        raise ValueError(f"prompt and output exceed the context of {model.backend.spec.context_length} tokens")
+    events: list[Event] = []
+    loop = StepLoop(StepCore(limits), events.append, ExecutorMetrics(CollectorRegistry()))
+    loop.backend = model.backend
+    loop.core.set_model(model.limits)
+    epoch = loop.core.open(executor_pb2.RunHello(scheduler_id="bench")).epoch
+    ids = range(1, batch + 1)
+    started = time.perf_counter()
+    loop.core.take(
+        executor_pb2.StepPlan(
+            epoch=epoch,
+            step=1,
+            enter=[_sequence(model, i, prompt, output) for i in ids],
+            sequence_ids=ids,
+            token_limits=[min(prompt, limits.tokens)] * batch,
+            step_counts=[-(-prompt // limits.tokens)] * batch,
+        )
+    )
+    _compute(loop, events)
+    prefilled = time.perf_counter()
+    loop.core.take(
+        executor_pb2.StepPlan(
+            epoch=epoch, step=2, sequence_ids=ids, token_limits=[1] * batch, step_counts=[output] * batch
+        )
+    )
+    _compute(loop, events)
+    decoded = time.perf_counter()
+    tokens = sum(len(event.token_ids) for event in events if not isinstance(event, Fault))
+    if tokens != batch * output:
+        raise ValueError(f"{tokens} tokens came instead of {batch * output}")
+    return Point(
+        batch=batch,
+        prefill_tok_s=round(batch * prompt / (prefilled - started), 2),
+        decode_tok_s=round(batch * (output - 1) / (decoded - prefilled), 2),
+    )
+
+
+def _best(model: LoadedModel, limits: StepLimits, batch: int, options: argparse.Namespace) -> Point:
+    """The best rates of some runs: what disturbs a run only ever slows it down."""
+    runs = []
+    for number in range(options.repeat):
+        runs.append(measure(model, limits, batch, options.prompt, options.output))
+        _tell(
+            f"batch {batch}, run {number + 1} of {options.repeat}: "
+            f"prefill {runs[-1].prefill_tok_s:.0f} tok/s, decode {runs[-1].decode_tok_s:.1f} tok/s"
+        )
+    return Point(batch, max(run.prefill_tok_s for run in runs), max(run.decode_tok_s for run in runs))
+
+
+def _compute(loop: StepLoop, events: list[Event]) -> None:
+    while loop.turn():
+        pass
+    for event in events:
+        if isinstance(event, Fault):
+            raise event.error
+        for end in event.ended:
+            if end.HasField("error"):
+                raise QuireError.from_detail(end.error)
+
+
+def _sequence(model: LoadedModel, number: int, prompt: int, output: int) -> executor_pb2.SequenceState:
+    draw = random.Random(number)
+    per_sequence = -(-(prompt + output) // model.shape.block_size)
+    first = (number - 1) * per_sequence
+    blocks = executor_pb2.BlockList(group_id=0, block_ids=range(first, first + per_sequence))
+    return executor_pb2.SequenceState(
+        sequence_id=number,
+        token_ids=[draw.randrange(model.backend.spec.vocab_size) for _ in range(prompt)],
+        prompt_length=prompt,
+        blocks=[blocks],
+        sampling=types_pb2.SamplingParams(temperature=0.0, seed=number),
+        stop=types_pb2.StopCriteria(max_tokens=output, ignore_eos=True),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="quire bench engine", description=__doc__)
+    parser.add_argument("--model", default="smollm2", help="folder, .gguf file, hub id or catalogue entry")
+    parser.add_argument("--backend", default="auto", help="what computes")
+    parser.add_argument("--dtype", default="auto", help="number format")
+    parser.add_argument("--threads", type=int, default=0, help="compute threads; 0 takes one per CPU")
+    parser.add_argument("--batch", type=_counts, default="1,8,16,32", help="batch sizes, with commas")
+    parser.add_argument("--prompt", type=_count, default=128, help="prompt tokens per sequence")
+    parser.add_argument("--output", type=_at_least_two, default=64, help="output tokens per sequence")
+    parser.add_argument("--block-size", type=_count, default=32, help="token slots per KV block")
+    parser.add_argument("--max-step-tokens", type=_count, default=512, help="most tokens per step")
+    parser.add_argument("--repeat", type=_count, default=1, help="runs per batch size; the best counts")
+    parser.add_argument("--json", action="store_true", help="print the JSON line alone")
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
+def _at_least_two(text: str) -> int:
+    if int(text) < 2:
+        raise argparse.ArgumentTypeError("at least 2: the first token belongs to the prefill")
+    return int(text)
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
+def _print_table(model: LoadedModel, points: list[Point]) -> None:
+    backend = model.backend
+    print(f"{model.name}  {backend.name} {backend.dtype}  {backend.device}")
+    print(f"{'batch':>6} {'prefill tok/s':>14} {'decode tok/s':>13}")
+    for point in points:
+        print(f"{point.batch:>6} {point.prefill_tok_s:>14.1f} {point.decode_tok_s:>13.1f}")
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

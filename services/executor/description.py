@@ -1,0 +1,67 @@
+"""What an executor says of itself."""
+
+from __future__ import annotations
+
+from quire.v1 import types_pb2
+from services.executor.admission import GROUP
+from services.executor.batch import StepLimits
+from services.executor.loader import LoadedModel
+from services.executor.warmup import Measured
+
+_FORMATS = {
+    "fp32": types_pb2.KV_FORMAT_FP32,
+    "bf16": types_pb2.KV_FORMAT_BF16,
+    "fp16": types_pb2.KV_FORMAT_FP16,
+}
+
+
+def describe_empty(executor_id: str, limits: StepLimits) -> types_pb2.ExecutorDescription:
+    """Of an executor that holds no model."""
+    return types_pb2.ExecutorDescription(
+        executor_id=executor_id, max_sequences=limits.sequences, max_step_tokens=limits.tokens
+    )
+
+
+def describe_loaded(
+    executor_id: str, limits: StepLimits, model: LoadedModel, measured: Measured, nodes: tuple[int, ...]
+) -> types_pb2.ExecutorDescription:
+    """Of an executor that serves a model. `nodes`: the NUMA nodes that it is bound to."""
+    backend, spec, shape = model.backend, model.backend.spec, model.shape
+    group = types_pb2.CacheGroup(
+        group_id=GROUP, name="target", block_size=shape.block_size, block_bytes=shape.block_bytes
+    )
+    pool = types_pb2.BlockPool(
+        pool_id=0,
+        group_id=GROUP,
+        tier=types_pb2.TIER_DEVICE,
+        format=_FORMATS[backend.dtype],
+        rank_nodes=[nodes[0] if len(nodes) == 1 else -1],
+        block_count=shape.block_count,
+        first_block_id=0,
+    )
+    description = describe_empty(executor_id, limits)
+    description.MergeFrom(
+        types_pb2.ExecutorDescription(
+            model=types_pb2.ModelDescription(
+                name=model.name,
+                source=model.source,
+                fingerprint=model.fingerprint,
+                tokenizer_fingerprint=model.tokenizer_fingerprint,
+                context_length=spec.context_length,
+                vocab_size=spec.vocab_size,
+                eos_token_ids=spec.eos_token_ids,
+                bos_token_id=spec.bos_token_id,
+                architecture=spec.architecture,
+                parameter_count=model.parameter_count,
+                loaded_at=model.loaded_at,
+            ),
+            backend=backend.name,
+            dtype=backend.dtype,
+            device=backend.device,
+            groups=[group],
+            pools=[pool],
+            decode_step_seconds=measured.decode_step_seconds,
+            prefill_tokens_per_second=measured.prefill_tokens_per_second,
+        )
+    )
+    return description

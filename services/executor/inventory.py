@@ -1,0 +1,31 @@
+"""Which block holds which settled content. It outlives schedulers and their epochs, but no overwrite and no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quire.v1 import executor_pb2
+
+
+class Inventory:
+    """Block id -> key of the one cache group. Mutable; owned by the step thread."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, bytes] = {}
+
+    def seal(self, block_id: int, key: bytes) -> None:
+        self._keys[block_id] = key
+
+    def overwrite(self, block_ids: Iterable[int]) -> None:
+        """Forgets blocks that are about to be written."""
+        for block_id in block_ids:
+            self._keys.pop(block_id, None)
+
+    def clear(self) -> None:
+        self._keys.clear()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def to_sealed_blocks(self) -> list[executor_pb2.SealedBlock]:
+        return [executor_pb2.SealedBlock(block_id=block_id, key=key) for block_id, key in self._keys.items()]

@@ -1,0 +1,130 @@
+"""Keeps the kvmanager informed: registration with inventory, epochs, operations done, last step.
+
+One Report stream, opened again with growing pauses when it breaks. Between messages it sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc
+
+from quire.v1 import executor_pb2, kvmanager_pb2, kvmanager_pb2_grpc, types_pb2
+from services.executor.results import Results
+
+log = logging.getLogger("quire.executor")
+
+STEP_PERIOD = 1.0
+"""Seconds between reports of nothing but steps."""
+MOST_KEPT = 4096
+"""Closed epochs and done operations that a new registration repeats."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What the kvmanager must know of an executor before anything else."""
+
+    description: types_pb2.ExecutorDescription
+    inventory: list[executor_pb2.SealedBlock]
+
+
+class KvLink:
+    """Lives on the event loop. `connect` gives a channel; without one nothing is reported."""
+
+    def __init__(self, connect: Callable[[], grpc.aio.Channel] | None) -> None:
+        self._connect = connect
+        self._register: Callable[[], Awaitable[Registration]] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+        self._soon = asyncio.Event()  # news that should not wait for the period
+        self._unregistered = True
+        self._epoch = 0
+        self._last_step = 0
+        self._closed: deque[int] = deque(maxlen=MOST_KEPT)
+        self._unsent_closed: list[int] = []
+        self._done_operations: deque[int] = deque(maxlen=MOST_KEPT)  # of this epoch, for a new registration
+        self._unsent_operations: list[int] = []
+
+    def start(self, register: Callable[[], Awaitable[Registration]]) -> None:
+        self._register = register
+        if self._connect is not None:
+            self._task = asyncio.create_task(self._keep_open(self._connect))
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def epoch_opened(self, epoch: int, closed_epoch: int) -> None:
+        self._epoch, self._last_step = epoch, 0
+        self._done_operations.clear()
+        if closed_epoch:
+            self._closed.append(closed_epoch)
+            self._unsent_closed.append(closed_epoch)
+        self._wake_now()
+
+    def registration_changed(self) -> None:
+        """A model came or went: pools, and with them all content, are new."""
+        self._unregistered = True
+        self._wake_now()
+
+    def progressed(self, results: Results) -> None:
+        if results.epoch == self._epoch:
+            self._last_step = results.last_step
+        self._news.set()
+        if results.done_operation_ids:
+            self._done_operations += results.done_operation_ids
+            self._unsent_operations += results.done_operation_ids
+            self._soon.set()
+
+    def _wake_now(self) -> None:
+        self._news.set()
+        self._soon.set()
+
+    async def _keep_open(self, connect: Callable[[], grpc.aio.Channel]) -> None:
+        pause = _FIRST_PAUSE
+        async with connect() as channel:
+            stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)
+            while True:
+                self._unregistered = True
+                try:
+                    async for _ in stub.Report(self._requests()):
+                        if pause != _FIRST_PAUSE:
+                            log.info("reporting to the kvmanager again")
+                        pause = _FIRST_PAUSE
+                except grpc.aio.AioRpcError as error:
+                    if pause == _FIRST_PAUSE:
+                        log.warning("the kvmanager is out of reach", extra={"why": error.details()})
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _requests(self) -> AsyncIterator[kvmanager_pb2.ReportRequest]:
+        while True:
+            self._news.clear()
+            self._soon.clear()
+            yield await self._request()
+            await self._news.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._soon.wait(), STEP_PERIOD)
+
+    async def _request(self) -> kvmanager_pb2.ReportRequest:
+        request = kvmanager_pb2.ReportRequest()
+        closed, self._unsent_closed = self._unsent_closed, []
+        done, self._unsent_operations = self._unsent_operations, []
+        if self._unregistered and self._register is not None:
+            self._unregistered = False
+            registration = await self._register()
+            request.description.CopyFrom(registration.description)
+            request.inventory.extend(registration.inventory)
+            closed, done = list(self._closed), list(self._done_operations)
+        request.closed_epochs.extend(closed)
+        request.epoch, request.last_step = self._epoch, self._last_step
+        request.done_operation_ids.extend(done)
+        return request

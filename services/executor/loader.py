@@ -1,0 +1,127 @@
+"""From a model's source to a backend that is ready to step: files, tokenizer bundle, weights, KV, warm-up."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.common.errors import QuireError, Reason
+from services.executor.admission import ModelLimits
+from services.executor.backends.base import Backend, KvShape
+from services.executor.capacity import KvDemand, kv_shape, parse_bytes
+from services.executor.memory import measure
+from services.executor.settings import ExecutorSettings
+
+log = logging.getLogger("quire.executor")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory, its KV allocated."""
+
+    name: str
+    source: str
+    backend: Backend
+    shape: KvShape
+    fingerprint: str
+    tokenizer_bundle: bytes
+    tokenizer_fingerprint: str
+    parameter_count: int
+    loaded_at: int  # Unix seconds
+
+    @property
+    def limits(self) -> ModelLimits:
+        spec = self.backend.spec
+        return ModelLimits(
+            vocab_size=spec.vocab_size,
+            context_length=spec.context_length,
+            eos_token_ids=spec.eos_token_ids,
+            block_size=self.shape.block_size,
+            block_count=self.shape.block_count,
+        )
+
+
+Loader = Callable[[str, str], LoadedModel]
+"""Loads (name, source); name "" takes the source's own. Runs in a thread of its own and raises QuireError."""
+
+
+def make_loader(settings: ExecutorSettings) -> Loader:
+    """The loader that an executor with these settings uses."""
+
+    def load(name: str, source: str) -> LoadedModel:
+        try:
+            return _load(settings, name, source)
+        except QuireError:
+            raise
+        except Exception as error:
+            log.exception("loading failed", extra={"source": source})
+            raise QuireError(Reason.MODEL_LOAD_FAILED, f"{source}: {type(error).__name__}: {error}") from error
+
+    return load
+
+
+def default_name(source: str) -> str:
+    """The name of a model whose loader gave none: the last part of its source, without an extension."""
+    last = source.rstrip("/").rpartition("/")[2]
+    return last.removesuffix(".gguf") or source
+
+
+def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
+    # Imported here, in the loading thread: a port must be open long before torch is.
+    from services.executor.backends.torch_backend import TorchBackend
+    from services.executor.models.checkpoint import open_checkpoint
+    from services.executor.models.source import resolve
+    from services.executor.models.tokenizer_bundle import build_bundle
+    from services.executor.models.weights import expected_shapes, fingerprint
+
+    started = time.monotonic()
+    path: Path = resolve(source, None)
+    bundle = build_bundle(path)
+    threads = settings.threads or len(os.sched_getaffinity(0))
+    backend = TorchBackend.load(path, dtype=settings.dtype, threads=threads, context_length=settings.context_length)
+    model_fingerprint = fingerprint(open_checkpoint(path), backend.numerics)
+    shape = allocate(backend, settings)
+    log.info("model loaded", extra={"source": source, "seconds": round(time.monotonic() - started, 2)})
+    return LoadedModel(
+        name=name or default_name(source),
+        source=source,
+        backend=backend,
+        shape=shape,
+        fingerprint=model_fingerprint,
+        tokenizer_bundle=bundle,
+        tokenizer_fingerprint=hashlib.sha256(bundle).hexdigest(),
+        parameter_count=sum(math.prod(part) for part in expected_shapes(backend.spec).values()),
+        loaded_at=int(time.time()),
+    )
+
+
+def allocate(backend: Backend, settings: ExecutorSettings) -> KvShape:
+    """Sizes the pool by what is free now that the weights are in memory, and makes it."""
+    memory = measure()
+    demand = KvDemand(
+        block_size=settings.block_size,
+        max_sequences=settings.max_sequences,
+        context_length=backend.spec.context_length,
+        memory=parse_bytes(settings.kv_memory),
+        blocks=settings.kv_blocks,
+    )
+    shape = kv_shape(demand, backend.kv_block_bytes(settings.block_size), memory.available)
+    backend.allocate_kv(shape)
+    log.info(
+        "KV allocated",
+        extra={
+            "blocks": shape.block_count,
+            "tokens": shape.block_count * shape.block_size,
+            "mib": shape.block_count * shape.block_bytes >> 20,
+            "free_mib": memory.available >> 20,
+            "bound_by": memory.bound,
+            "nodes": memory.nodes,
+        },
+    )
+    return shape

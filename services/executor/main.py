@@ -1,0 +1,88 @@
+"""The executor's process: settings, server, engine, health."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from quire.v1 import executor_pb2, executor_pb2_grpc
+from services.common import log as logs
+from services.common.errors import QuireError
+from services.common.rpc import Server, channel
+from services.common.settings import describe, load
+from services.executor.batch import StepLimits
+from services.executor.engine import Engine
+from services.executor.kv_link import KvLink
+from services.executor.loader import make_loader
+from services.executor.metrics import ExecutorMetrics
+from services.executor.servicer import ExecutorServicer
+from services.executor.settings import ExecutorSettings
+from services.executor.watchdog import watch
+
+log = logging.getLogger("quire.executor")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs an executor until a signal; 1 where the model given at start cannot be loaded."""
+    settings = load(ExecutorSettings, "executor", argv)
+    logs.configure("executor", settings.log_level, settings.log_format)
+    log.info("starting", extra={"settings": describe(settings)})
+    return asyncio.run(serve(settings))
+
+
+async def serve(settings: ExecutorSettings) -> int:
+    registry = CollectorRegistry()
+    server = Server(settings, [executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"]], registry)
+    link = KvLink((lambda: channel(settings.kvmanager, settings)) if settings.kvmanager else None)
+    limits = StepLimits(settings.max_sequences, settings.max_step_tokens)
+    engine = Engine(limits, make_loader(settings), link, ExecutorMetrics(registry), server.set_ready)
+    executor_pb2_grpc.add_ExecutorServiceServicer_to_server(ExecutorServicer(engine), server.grpc)
+    await server.start()
+    engine.start()
+    watching = asyncio.create_task(watch(engine, settings.step_timeout_seconds, server.set_ready))
+    running = asyncio.create_task(server.run_until_signal(engine.drained))
+    try:
+        if settings.model is not None and not await _load_at_start(engine, settings, running):
+            return 1
+        await running
+        return 0
+    finally:
+        watching.cancel()
+        running.cancel()
+        await engine.stop()
+        await server.grpc.stop(0)
+
+
+async def _load_at_start(engine: Engine, settings: ExecutorSettings, running: asyncio.Task[None]) -> bool:
+    """Loads the model given at start, unless a signal comes first; False, with a clear line, where that fails."""
+    started = time.monotonic()
+    loading = asyncio.create_task(engine.load(settings.model_name or "", settings.model or ""))
+    await asyncio.wait({loading, running}, return_when=asyncio.FIRST_COMPLETED)
+    if not loading.done():
+        loading.cancel()
+        with contextlib.suppress(asyncio.CancelledError, QuireError):
+            await loading
+        return True
+    try:
+        loading.result()
+    except QuireError as error:
+        log.error("cannot serve %s: %s", settings.model, error.message)
+        return False
+    description = engine.description
+    log.info(
+        "serving",
+        extra={
+            "model": description.model.name,
+            "backend": description.backend,
+            "dtype": description.dtype,
+            "seconds": round(time.monotonic() - started, 2),
+            "decode_ms": round(description.decode_step_seconds * 1e3, 2),
+            "prefill_tok_s": round(description.prefill_tokens_per_second),
+        },
+    )
+    return True

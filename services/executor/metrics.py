@@ -1,0 +1,44 @@
+"""What the executor measures: steps, tokens, idling, sequences, blocks."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0)
+
+
+class ExecutorMetrics:
+    """Written by the step thread, read by scrapes."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._step = Histogram("quire_executor_step_seconds", "Computing one step", registry=registry, buckets=_SECONDS)
+        self._host = Counter(
+            "quire_executor_host_seconds", "Building inputs and taking outputs apart", registry=registry
+        )
+        self._tokens = Counter("quire_executor_tokens", "Tokens computed, prompt and output", registry=registry)
+        self._sampled = Counter("quire_executor_sampled_tokens", "Output tokens drawn", registry=registry)
+        self._idle = Counter(
+            "quire_executor_idle_seconds",
+            "Without anything to compute, by whether sequences were present",
+            ["sequences"],
+            registry=registry,
+        )
+        self._sequences = Gauge("quire_executor_sequences", "Sequences present", registry=registry)
+        self._blocks = Gauge("quire_executor_kv_blocks", "KV blocks in the pool", registry=registry)
+        self._idle_by = {present: self._idle.labels(present) for present in ("none", "present")}
+
+    def step(self, compute_seconds: float, host_seconds: float, tokens: int, sampled: int, sequences: int) -> None:
+        self._step.observe(compute_seconds)
+        self._host.inc(host_seconds)
+        self._tokens.inc(tokens)
+        self._sampled.inc(sampled)
+        self._sequences.set(sequences)
+
+    def rested(self, seconds: float, sequences: int) -> None:
+        self._idle_by["present" if sequences else "none"].inc(seconds)
+
+    def sequences_present(self, count: int) -> None:
+        self._sequences.set(count)
+
+    def blocks_allocated(self, count: int) -> None:
+        self._blocks.set(count)

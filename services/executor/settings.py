@@ -1,0 +1,49 @@
+"""Settings of an executor."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from services.common.settings import ServiceSettings
+from services.executor.capacity import parse_bytes
+
+BackendName = Literal["auto", "torch"]
+Dtype = Literal["auto", "fp32", "bf16", "fp16"]
+
+
+class ExecutorSettings(ServiceSettings):
+    """Computes: holds one model's weights and KV, and runs the steps that its scheduler grants."""
+
+    listen: str = Field("127.0.0.1:50054", description="address to serve gRPC on: host:port or unix:PATH")
+    metrics_listen: str = Field("127.0.0.1:9104", description="host:port of the Prometheus endpoint; empty serves none")
+    kvmanager: str = Field("127.0.0.1:50053", description="the kvmanager's address; empty reports to none")
+    model: str | None = Field(None, description="folder, .gguf file, hub id or catalogue entry; absent waits for one")
+    model_name: str | None = Field(None, description="the name that clients ask for; absent takes it from the model")
+    backend: BackendName = Field("auto", description="what computes; auto takes the best for this machine")
+    dtype: Dtype = Field("auto", description="number format of weights and KV; auto takes the backend's best")
+    threads: int = Field(0, ge=0, description="compute threads; 0 takes one per CPU that the process may use")
+    context_length: int | None = Field(None, ge=2, description="most tokens of prompt plus output; absent: the model's")
+    kv_memory: str = Field("auto", description='"auto" (a quarter of the free memory at most) or a size like "2GiB"')
+    kv_blocks: int | None = Field(None, ge=1, description="exact number of KV blocks, instead of kv_memory")
+    block_size: int = Field(32, ge=1, le=1024, description="token slots per KV block")
+    max_sequences: int = Field(64, ge=1, le=4096, description="most sequences that one step computes")
+    max_step_tokens: int = Field(512, ge=1, le=65536, description="most tokens that one step computes")
+    step_timeout_seconds: float = Field(
+        60.0, gt=0, description="a step that takes longer makes the executor NOT_SERVING"
+    )
+
+    @field_validator("kv_memory")
+    @classmethod
+    def _check_memory(cls, value: str) -> str:
+        parse_bytes(value)
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> ExecutorSettings:
+        if self.max_step_tokens < self.max_sequences:
+            raise ValueError("max_step_tokens: at least max_sequences, or not all of them could decode in one step")
+        if self.model_name is not None and self.model is None:
+            raise ValueError("model_name: needs model")
+        return self

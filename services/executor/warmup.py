@@ -1,0 +1,50 @@
+"""A real prefill and real decodes before an executor serves: proves that the model computes, and how fast."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from services.common.errors import QuireError, Reason
+from services.executor.backends.base import Backend, KvShape, SampleRow, SamplingRule, StepInputs
+
+DECODE_STEPS = 4
+_TOKEN = 1  # any id below every vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    decode_step_seconds: float
+    prefill_tokens_per_second: float
+
+
+def warm_up(backend: Backend, shape: KvShape, max_step_tokens: int, context_length: int) -> Measured:
+    """Computes in the pool's first blocks, whose content nobody knows yet. Raises MODEL_LOAD_FAILED on bad logits."""
+    most = min(shape.block_count * shape.block_size, context_length, max_step_tokens)
+    length = max(most - DECODE_STEPS, 1)
+    _timed(backend, shape, 0, min(length, 8))  # first calls allocate and compile
+    prefill = _timed(backend, shape, 0, length)
+    decodes = [_timed(backend, shape, length + at, 1) for at in range(most - length)] or [prefill]
+    return Measured(median(decodes), length / prefill)
+
+
+def _timed(backend: Backend, shape: KvShape, start: int, count: int) -> float:
+    """Seconds of a step over tokens [start, start + count) of one sequence."""
+    blocks = -(-(start + count) // shape.block_size)
+    rule = SamplingRule(temperature=0.0, logprob_count=0)
+    inputs = StepInputs(
+        token_ids=np.full(count, _TOKEN, np.int32),
+        positions=np.arange(start, start + count, dtype=np.int32),
+        query_starts=np.array([0, count], np.int32),
+        context_lengths=np.array([start + count], np.int32),
+        block_tables=np.arange(blocks, dtype=np.int32)[None],
+        samples=[SampleRow(count - 1, rule, [_TOKEN] * (start + count), [])],
+    )
+    began = time.perf_counter()
+    sampled = backend.step(inputs).sampled
+    if len(sampled) != 1 or sampled[0] is None:
+        raise QuireError(Reason.MODEL_LOAD_FAILED, "warm-up: the model's logits are not finite")
+    return time.perf_counter() - began

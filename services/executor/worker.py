@@ -1,0 +1,187 @@
+"""The step thread: takes commands between steps, computes while there is credit, sleeps otherwise.
+
+The event loop's side puts commands into a queue and gets events through call_soon_threadsafe, one wake-up for all
+that are pending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from quire.v1 import executor_pb2
+from services.common.errors import QuireError, Reason
+from services.executor.backends.base import Backend
+from services.executor.core import Copies, StepCore
+from services.executor.metrics import ExecutorMetrics
+from services.executor.results import Results
+
+log = logging.getLogger("quire.executor")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The stream of this epoch must end with an error."""
+
+    epoch: int
+    error: QuireError
+
+
+Event = Results | Fault
+
+
+class StepLoop:
+    """Computes one step at a time; results and faults go to `emit`. Used by one thread."""
+
+    def __init__(self, core: StepCore, emit: Callable[[Event], None], metrics: ExecutorMetrics) -> None:
+        self.core = core
+        self.backend: Backend | None = None
+        self.computing_since: float | None = None  # monotonic seconds; read by the watchdog
+        self._emit = emit
+        self._metrics = metrics
+
+    def turn(self) -> bool:
+        """One step; False, with everything sent, where nothing can be computed."""
+        started = time.perf_counter()
+        self._copy(self.core.copies_before())
+        step = self.core.next_step()
+        if step is None or self.backend is None:
+            self._copy(self.core.copies_after())
+            self._send(self.core.ledger.before_rest())
+            return False
+        self.computing_since = time.monotonic()
+        compute_from = time.perf_counter()
+        try:
+            outputs = self.backend.step(step.inputs)
+        except Exception as error:
+            compute_seconds = time.perf_counter() - compute_from
+            log.exception("a step failed", extra={"sequences": len(step.rows)})
+            self.core.fail(step, QuireError(Reason.INTERNAL, f"the step failed: {type(error).__name__}"))
+        else:
+            compute_seconds = time.perf_counter() - compute_from
+            self.core.finish(step, outputs)
+        self.computing_since = None
+        self._copy(self.core.copies_after())
+        host_seconds = time.perf_counter() - started - compute_seconds
+        tokens = len(step.inputs.token_ids)
+        self.core.ledger.step_taken(compute_seconds, host_seconds, tokens)
+        self._metrics.step(compute_seconds, host_seconds, tokens, len(step.sampling), len(self.core.sequences))
+        self._send(self.core.ledger.after_step())
+        return True
+
+    def _copy(self, copies: Copies) -> None:
+        if copies.pairs and self.backend is not None:
+            self.backend.copy_blocks(copies.pairs)
+            self.core.copied(copies)
+
+    def _send(self, message: Results | None) -> None:
+        if message is not None:
+            self._emit(message)
+
+
+class Worker:
+    """The step thread and its two doors."""
+
+    def __init__(self, core: StepCore, on_event: Callable[[Event], None], metrics: ExecutorMetrics) -> None:
+        """`on_event` is called on the running event loop."""
+        self.steps = StepLoop(core, self._emit, metrics)
+        self._metrics = metrics
+        self._on_event = on_event
+        self._loop = asyncio.get_running_loop()
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._events: deque[Event] = deque()
+        self._woken = False
+        self._thread = threading.Thread(target=self._run, name="step", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, seconds: float) -> None:
+        """Ends the thread after the present step; waits for it, but not for ever."""
+        self._commands.put(None)
+        self._thread.join(seconds)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, epoch: int, plan: executor_pb2.StepPlan) -> None:
+        """Hands over a plan that came on the stream of `epoch`; dropped where a newer one is open by then."""
+
+        def take() -> None:
+            core = self.steps.core
+            if core.epoch != epoch:
+                return
+            try:
+                core.take(plan)
+            except QuireError as error:
+                self._emit(Fault(epoch, error))
+
+        self._commands.put(take)
+
+    async def call(self, function: Callable[[StepLoop], T]) -> T:
+        """Runs a function on the step thread, between two steps."""
+        future: Future[T] = Future()
+
+        def answer() -> None:
+            try:
+                future.set_result(function(self.steps))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._commands.put(answer)
+        return await asyncio.wrap_future(future)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                command = self._next_command()
+                if command is None:
+                    return
+                command()
+            except Exception as error:
+                # Not a step's failure but a fault of the code around it: the epoch cannot be trusted any more.
+                log.exception("the step thread met an unexpected error")
+                self.steps.computing_since = None
+                core = self.steps.core
+                self._emit(Fault(core.epoch, QuireError(Reason.INTERNAL, f"step thread: {type(error).__name__}")))
+                core.abandon()
+
+    def _next_command(self) -> Callable[[], None] | None:
+        """The next command, computing steps until there is one; sleeps where nothing can be computed."""
+        while True:
+            try:
+                return self._commands.get_nowait()
+            except queue.Empty:
+                pass
+            if not self.steps.turn():
+                break
+        rested_from = time.perf_counter()
+        command = self._commands.get()
+        core = self.steps.core
+        self._metrics.rested(time.perf_counter() - rested_from, len(core.sequences))
+        if core.sequences:
+            core.ledger.idled(time.perf_counter() - rested_from)
+        return command
+
+    def _emit(self, event: Event) -> None:
+        self._events.append(event)
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # the loop may be closed while the last step ends
+                self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._woken = False  # before looking, so that an event added meanwhile wakes again
+        while self._events:
+            self._on_event(self._events.popleft())

@@ -1,0 +1,45 @@
+"""Settings: defaults that the other services expect, and values that are refused by name."""
+
+import pytest
+
+from services.common.settings import load
+from services.executor.settings import ExecutorSettings
+
+
+def test_defaults():
+    settings = load(ExecutorSettings, "executor", [])
+    assert (settings.listen, settings.metrics_listen, settings.kvmanager) == (
+        "127.0.0.1:50054",
+        "127.0.0.1:9104",
+        "127.0.0.1:50053",
+    )
+    assert (settings.max_sequences, settings.max_step_tokens, settings.block_size) == (64, 512, 32)
+    assert settings.model is None
+
+
+def test_flags_and_environment(monkeypatch):
+    monkeypatch.setenv("QUIRE_EXECUTOR_KV_MEMORY", "2GiB")
+    settings = load(
+        ExecutorSettings, "executor", ["--model", "m", "--model-name", "n", "--kvmanager", "", "--threads", "3"]
+    )
+    assert (settings.model, settings.model_name, settings.kvmanager) == ("m", "n", "")
+    assert (settings.kv_memory, settings.threads) == ("2GiB", 3)
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--kv-memory", "much"], "kv_memory"),
+        (["--kv-blocks", "0"], "kv-blocks"),
+        (["--dtype", "int3"], "dtype"),
+        (["--backend", "abacus"], "backend"),
+        (["--max-step-tokens", "8"], "max_step_tokens"),
+        (["--model-name", "x"], "model_name"),
+        (["--context-length", "1"], "context-length"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(argv, named, capsys):
+    with pytest.raises(SystemExit) as raised:
+        load(ExecutorSettings, "executor", argv)
+    assert raised.value.code == 2
+    assert named.replace("-", "_") in capsys.readouterr().err.replace("-", "_")
