@@ -33,7 +33,7 @@ def prepare(options: UpOptions, directory: RunDirectory) -> list[layout.ServiceS
     """
     if (live := directory.live()) is not None:
         raise UpError(_already_up(live))
-    specs = layout.lay_out(options, len(os.sched_getaffinity(0)))
+    specs = layout.lay_out(options, _usable_cores())
     if taken := ports.problems(specs):
         raise UpError("\n".join(taken))
     _fetch_models(options)
@@ -123,6 +123,11 @@ def _fetch_models(options: UpOptions) -> None:
             resolve(model.source)
         except QuireError as error:
             raise UpError(error.message) from error
+
+
+def _usable_cores() -> int:
+    """CPUs that this process may use; a container or taskset may leave it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _already_up(live: RunState) -> str:
