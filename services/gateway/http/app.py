@@ -1,0 +1,143 @@
+"""The routes: each translates a request, asks the engine and translates the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import quire
+from quire.v1.gateway_pb2 import GenerationInput
+from quire.v1.types_pb2 import ModelDescription
+from services.common.errors import QuireError
+from services.gateway.http.body import read_as
+from services.gateway.http.chat import ChatSurface
+from services.gateway.http.client_watch import ClientGone, ClientWatch
+from services.gateway.http.completions import CompletionSurface
+from services.gateway.http.default_budget import generate_within_context
+from services.gateway.http.edge import Edge
+from services.gateway.http.encoding import JsonResponse
+from services.gateway.http.errors import HttpError, error_response, from_exception, renaming
+from services.gateway.http.fanout import collect, merge
+from services.gateway.http.openapi import body_of, describe
+from services.gateway.http.ports import Engine, Generation, HttpSettings
+from services.gateway.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from services.gateway.http.streaming import EventStream, chunks
+from services.gateway.http.surface import Surface
+from services.gateway.http.to_input import NAMES, Job, chat_job, completion_job, tokenize_prompt
+from services.gateway.http.usage import render_usage
+
+TENANT: Final = "default"
+"""Whom requests count for while there are no keys."""
+
+
+def create_app(engine: Engine, settings: HttpSettings) -> FastAPI:
+    """The ASGI application over an engine."""
+    app = FastAPI(title="Quire", version=quire.__version__, docs_url=None, redoc_url=None)
+    app.add_middleware(Edge)
+    app.exception_handler(HttpError)(_tell)
+    app.exception_handler(QuireError)(_tell)
+    app.exception_handler(ClientGone)(_nobody_left)
+    app.exception_handler(HTTPException)(_tell_routing)
+    describe(app, [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest])
+    limit = settings.max_body_bytes
+
+    @app.get("/health")
+    async def health() -> Response:
+        """200 when requests can be answered, else 503."""
+        return JsonResponse({"status": "ready"}) if engine.ready else JsonResponse({"status": "not ready"}, 503)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return JsonResponse({"object": "list", "data": [_model(model) for model in engine.models()]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        for one in engine.models():
+            if one.name == name:
+                return JsonResponse(_model(one))
+        raise HttpError(404, f"model: no model is named {name[:256]!r}", "model_not_found", "model")
+
+    @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        job = await read_as(request, CompletionRequest, completion_job, limit)
+        return await _answer(engine, request, job, CompletionSurface(request.state.request_id, job))
+
+    @app.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        job = await read_as(request, ChatRequest, chat_job, limit)
+        return await _answer(engine, request, job, ChatSurface(request.state.request_id, job))
+
+    @app.post("/tokenize", openapi_extra=body_of(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        body, prompt = await read_as(request, TokenizeRequest, lambda body: (body, tokenize_prompt(body)), limit)
+        ids, model = await engine.tokenize(body.model, prompt, add_special=body.add_special_tokens is not False)
+        return JsonResponse({"count": len(ids), "max_model_len": model.context_length, "tokens": ids})
+
+    @app.post("/detokenize", openapi_extra=body_of(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        body = await read_as(request, DetokenizeRequest, lambda body: body, limit)
+        with renaming({"token_ids": "tokens"}):
+            text = await engine.detokenize(body.model, body.tokens, skip_special=body.skip_special_tokens is not False)
+        return JsonResponse({"prompt": text})
+
+    return app
+
+
+async def _answer(engine: Engine, request: Request, job: Job, surface: Surface) -> Response:
+    """Runs a job; a client that goes ends it. What fails before the first event keeps its status."""
+    watch = ClientWatch(request.receive)
+    request_id = request.state.request_id
+    for index, one in enumerate(job.inputs):
+        one.request_id = request_id if len(job.inputs) == 1 else f"{request_id}-{index}"
+
+    def generate(one: GenerationInput) -> Generation:
+        return engine.generate(one, tenant=TENANT, deadline=None, on_cut=watch.cut)
+
+    if job.default_budget:
+        events = merge([generate_within_context(generate, one) for one in job.inputs])
+    else:
+        events = merge([generate(one) for one in job.inputs])
+    with renaming(job.names):
+        if job.stream:
+            first = await watch.run(anext(events))
+            return EventStream(chunks(first, events, surface, job), watch)
+        async with aclosing(events):
+            answers = await watch.run(collect(events, len(job.inputs), job.choices_per_prompt))
+    usage = render_usage(answer.finished for answer in answers)
+    if any(answer.prompt_scores is not None for answer in answers):
+        # A long prompt's scores are large: their rendering must not delay the streams beside it.
+        return await asyncio.to_thread(lambda: JsonResponse(surface.whole(answers, usage)))
+    return JsonResponse(surface.whole(answers, usage))
+
+
+def _model(model: ModelDescription) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.loaded_at,
+        "owned_by": "quire",
+        "max_model_len": model.context_length,
+    }
+
+
+async def _tell(request: Request, error: Exception) -> Response:
+    return error_response(from_exception(error, NAMES))
+
+
+async def _tell_routing(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = "not_found" if error.status_code == 404 else "method_not_allowed"
+    response = error_response(
+        HttpError(error.status_code, f"{request.method} {request.url.path}: {error.detail}", code)
+    )
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _nobody_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)

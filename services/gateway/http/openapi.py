@@ -1,0 +1,30 @@
+"""The OpenAPI description: routes read their bodies themselves, so the bodies' schemas are added here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+_REF = "#/components/schemas/{model}"
+
+
+def body_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads a body of this model."""
+    schema = {"$ref": _REF.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def describe(app: FastAPI, models: list[type[BaseModel]]) -> None:
+    """Makes `app.openapi` include the schemas of `models`."""
+    _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
+    without = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = without()
+        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign] # FastAPI's documented way to extend it

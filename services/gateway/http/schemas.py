@@ -1,0 +1,180 @@
+"""Bodies of requests, strictly typed: null means absent, unknown fields are refused.
+
+Ranges and everything that needs a model are checked once, behind this surface, on the engine's own message.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from services.gateway.validation import MAX_LOGIT_BIASES, MAX_MESSAGES, MAX_STOP_STRINGS, MAX_STOP_TOKENS
+
+MAX_CHOICES = 1024
+"""The most choices of one HTTP request, over all its prompts."""
+
+MAX_TOKEN_IDS = 1 << 20
+"""The most ids of one prompt."""
+
+Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+ModelName = Annotated[str, Field(max_length=256, description="Name of the model; may be empty where there is one.")]
+# Sizes are bounded while parsing, and a list ends at its first bad item: a large bad body costs little.
+Strings = Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)]
+StopIds = Annotated[list[Int32], Field(fail_fast=True, max_length=MAX_STOP_TOKENS)]
+TokenIds = Annotated[list[Int32], Field(fail_fast=True, max_length=MAX_TOKEN_IDS)]
+Biases = Annotated[dict[str, Number], Field(fail_fast=True, max_length=MAX_LOGIT_BIASES)]
+Ignored = Annotated[Any, Field(description="Accepted; it has no effect on the output.")]
+
+
+def _only(*accepted: Any) -> AfterValidator:
+    """Admits null and values that ask for nothing; a field that would change the output is refused."""
+
+    def check(value: Any) -> Any:
+        if value is None or any(value == one and type(value) is type(one) for one in accepted):
+            return value
+        raise PydanticCustomError("unsupported_parameter", "is not supported")
+
+    return AfterValidator(check)
+
+
+Prompt = (
+    str
+    | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
+    | Annotated[TokenIds, Field(min_length=1)]
+    | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
+)
+
+
+class Body(BaseModel):
+    """A JSON object that admits no unknown fields."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, value: Any) -> Any:
+        # Stops at the first one, where "forbid" would build an error for each of a million.
+        for name in value if isinstance(value, dict) else ():
+            if name not in cls.model_fields:
+                raise PydanticCustomError("unknown_field", "unknown field", {"name": name})
+        return value
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = Field(None, description="Whether a last chunk tells the usage.")
+    include_obfuscation: Ignored = None
+
+
+class GenerationBody(Body):
+    """What chat and text completions share."""
+
+    model: ModelName = ""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_tokens: Int32 | None = None
+    temperature: Number | None = Field(None, description="0 is greedy. Default 1.")
+    top_p: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: Biases | None = None
+    seed: Int64 | None = None
+    stop: str | Strings | None = None
+    # Extensions.
+    top_k: Int32 | None = Field(None, description="0 or -1 keeps all.")
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    min_tokens: Int32 | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: StopIds | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = Field(None, description="Default true.")
+    prompt_logprobs: Int32 | None = Field(None, description="Alternatives per prompt token; not when streaming.")
+    priority: Int32 | None = Field(None, description="Larger is more urgent. Range [-100, 100].")
+
+    user: Ignored = None
+    metadata: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+
+
+class CompletionRequest(GenerationBody):
+    prompt: Prompt
+    logprobs: Int32 | None = Field(None, description="Alternatives per output token.")
+    best_of: Int32 | None = Field(None, description="Must equal n.")
+    echo: Annotated[Any, _only(False)] = None
+    suffix: Annotated[Any, _only("")] = None
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+    cache_control: Ignored = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_only(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("type") not in (None, "text"):
+            raise PydanticCustomError("unsupported_parameter", "only parts of type text are supported")
+        return value
+
+
+Content = str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+class Message(Body):
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: Content
+    name: str | None = None
+    # What a client that sends back an answer's own message brings along.
+    refusal: Annotated[Any, _only()] = None
+    annotations: Annotated[Any, _only([])] = None
+    audio: Annotated[Any, _only()] = None
+    function_call: Annotated[Any, _only()] = None
+    tool_calls: Annotated[Any, _only([])] = None
+    tool_call_id: Annotated[Any, _only()] = None
+
+
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+
+
+class ChatRequest(GenerationBody):
+    messages: Messages
+    max_completion_tokens: Int32 | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int32 | None = None
+
+    parallel_tool_calls: Ignored = None
+    prompt_cache_retention: Ignored = None
+    tools: Annotated[Any, _only([])] = None
+    tool_choice: Annotated[Any, _only("none", "auto")] = None
+    functions: Annotated[Any, _only([])] = None
+    function_call: Annotated[Any, _only("none", "auto")] = None
+    response_format: Annotated[Any, _only({"type": "text"})] = None
+    modalities: Annotated[Any, _only(["text"])] = None
+    audio: Annotated[Any, _only()] = None
+    prediction: Annotated[Any, _only()] = None
+    reasoning_effort: Annotated[Any, _only()] = None
+    verbosity: Annotated[Any, _only("medium")] = None
+    web_search_options: Annotated[Any, _only()] = None
+
+
+class TokenizeRequest(Body):
+    """Either a prompt or messages."""
+
+    model: ModelName = ""
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = Field(None, description="Whether text gets a beginning token. Default true.")
+
+
+class DetokenizeRequest(Body):
+    model: ModelName = ""
+    tokens: TokenIds
+    skip_special_tokens: bool | None = Field(None, description="Default true.")

@@ -1,0 +1,87 @@
+"""Serves the HTTP API with uvicorn on the running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from services.gateway.http.app import create_app
+from services.gateway.http.ports import Engine, HttpSettings
+from services.gateway.http.protocol import BoundedHttpProtocol
+
+log = logging.getLogger("quire.http")
+
+KEEP_ALIVE_SECONDS = 75
+"""Longer than clients keep idle connections, so that the client closes first and no request meets a closing one."""
+
+
+class HttpServer:
+    """A running server; made by `serve_http`."""
+
+    def __init__(self, server: uvicorn.Server, task: asyncio.Task[None], address: str) -> None:
+        self._server = server
+        self._task = task
+        self.address = address  # host:port that it serves on
+
+    async def stop(self) -> None:
+        """Refuses new connections, lets running answers end within `drain_seconds`, then cancels the rest."""
+        self._server.should_exit = True
+        await self._task
+
+
+async def serve_http(engine: Engine, settings: HttpSettings) -> HttpServer:
+    """Serves on `http_listen`; connections are accepted at once. SystemExit where the address cannot be used."""
+    listener = _bind(settings.http_listen)
+    host, port = listener.getsockname()[:2]
+    config = uvicorn.Config(
+        create_app(engine, settings),
+        http=BoundedHttpProtocol,
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(settings.drain_seconds),
+    )
+    config.load()
+    server = _Server(config)
+    task = asyncio.create_task(server.serve([listener]))
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    log.info("serving http", extra={"address": address})
+    return HttpServer(server, task, address)
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:  # signals belong to the gateway
+        yield
+
+
+def _bind(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    try:
+        if not 0 <= int(port) <= 65535:
+            raise ValueError("the port must be in [0, 65535]")
+        found = socket.getaddrinfo(
+            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, target = min(found, key=lambda one: one[0] != socket.AF_INET)  # IPv4 where both are
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(target)
+            listener.listen(2048)
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"http_listen: cannot serve on {address}: {error}") from error
+    listener.setblocking(False)
+    return listener

@@ -1,0 +1,85 @@
+"""Server-sent events: a chunk per delta, then [DONE]; after a failure an error event and never [DONE]."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.gateway.events import Delta, Event, Finished, PromptScores, Started
+from services.gateway.http.client_watch import ClientGone, ClientWatch
+from services.gateway.http.encoding import to_json
+from services.gateway.http.errors import from_exception
+from services.gateway.http.fanout import cut_short
+from services.gateway.http.surface import Surface
+from services.gateway.http.to_input import Job
+from services.gateway.http.usage import render_usage
+
+_DONE = b"data: [DONE]\n\n"
+
+
+async def chunks(
+    first: tuple[int, Event], rest: AsyncGenerator[tuple[int, Event], None], surface: Surface, job: Job
+) -> AsyncGenerator[bytes, None]:
+    """The bytes to send, one item per event that has something to tell."""
+    finished: list[Finished] = []
+    ended_choices = 0
+
+    def render(prompt: int, event: Event) -> bytes:
+        nonlocal ended_choices
+        match event:
+            case Delta():
+                ended_choices += event.finish_reason is not None
+                return surface.delta(prompt, event)
+            case Started():
+                return surface.opening(prompt, event)
+            case Finished():
+                finished.append(event)
+                return b""
+            case PromptScores():
+                raise AssertionError("prompt scores are refused when streaming")
+
+    async with aclosing(rest):
+        try:
+            if data := render(*first):
+                yield data
+            async for prompt, event in rest:
+                if data := render(prompt, event):
+                    yield data
+            if len(finished) != len(job.inputs) or ended_choices != len(job.inputs) * job.choices_per_prompt:
+                raise cut_short()
+            last = (surface.closing(render_usage(finished)) if job.include_usage else b"") + _DONE
+        except Exception as error:
+            last = _error_event(error, job.names)
+        yield last
+
+
+def _error_event(error: Exception, names: Mapping[str, str]) -> bytes:
+    return f"data: {to_json(from_exception(error, names).body())}\n\n".encode("ascii")
+
+
+class EventStream(Response):
+    """Sends chunks as they come and ends their source as soon as the client goes."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, source: AsyncGenerator[bytes, None], watch: ClientWatch) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._source = source
+        self._watch = watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._watch.run(self._pump(send))
+        except ClientGone:
+            return  # nobody is left to be told
+
+    async def _pump(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._source) as source:
+            async for data in source:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,21 @@
+"""What a request cost, in OpenAI's shape. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from services.gateway.events import Finished
+
+
+def render_usage(parts: Iterable[Finished]) -> dict[str, Any]:
+    """The sum over a request's prompts; a prompt counts once however many choices it has."""
+    parts = list(parts)
+    prompt = sum(part.prompt_tokens for part in parts)
+    completion = sum(part.completion_tokens for part in parts)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(part.cached_tokens for part in parts)},
+    }

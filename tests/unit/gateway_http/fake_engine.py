@@ -1,0 +1,147 @@
+"""An engine in memory: it validates as the real one does, then tells a script. Token ids are bytes; 256 ends a text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from quire.v1 import gateway_pb2, types_pb2
+from services.common.errors import QuireError, Reason, invalid
+from services.gateway.events import Delta, Event, Finished, PromptScores, ScoredToken, Started
+from services.gateway.validation import resolve_max_tokens, validate
+
+MODEL = types_pb2.ModelDescription(
+    name="test/model", context_length=64, vocab_size=300, eos_token_ids=[256], loaded_at=1_700_000_000
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    http_listen: str = "127.0.0.1:0"
+    max_body_bytes: int = 16 << 20
+    drain_seconds: float = 1.0
+
+
+def scored(token: bytes, logprob: float = -0.5, top: Sequence[tuple[bytes, float]] = ()) -> ScoredToken:
+    alternatives = tuple(ScoredToken(text[0], text, value, rank + 1) for rank, (text, value) in enumerate(top))
+    return ScoredToken(token[0], token, logprob, 1, alternatives)
+
+
+@dataclass
+class FakeEngine:
+    """`pieces` are the tokens that each choice draws; choice k of n begins with its own index when n > 1."""
+
+    pieces: Sequence[str] = ("Hel", "lo", ", ", "wor", "ld")
+    ready: bool = True
+    logprob: Callable[[int], float] = lambda rank: -0.5 - rank  # of the token at that rank
+    fail_after: int | None = None  # tokens per choice, then `failure`
+    failure: Exception = field(default_factory=lambda: QuireError(Reason.EXECUTOR_LOST, "the executor is gone"))
+    hang_after: int | None = None  # tokens per choice, then nothing more happens
+    silent_end: bool = False  # end without finish reasons
+    requests: list[gateway_pb2.GenerationInput] = field(default_factory=list)
+    running: int = 0
+    hung: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)  # the last running request ended
+
+    def models(self) -> list[types_pb2.ModelDescription]:
+        return [MODEL]
+
+    async def generate(
+        self,
+        request: gateway_pb2.GenerationInput,
+        /,
+        *,
+        tenant: str,
+        deadline: float | None,
+        on_cut: Callable[[], None] | None = None,
+    ) -> AsyncIterator[Event]:
+        assert tenant == "default"
+        if request.model not in ("", MODEL.name):
+            raise QuireError(Reason.MODEL_NOT_FOUND, f"model: {request.model} is unknown", field="model")
+        validate(request, MODEL, 1 << 20)
+        prompt = self._prompt_ids(request)
+        if not prompt:
+            raise invalid("text", "is empty, and the model has no beginning token")
+        budget = resolve_max_tokens(len(prompt), request.stop, MODEL.context_length)
+        self.requests.append(request)
+        self.running += 1
+        try:
+            async with aclosing(self._events(request, prompt, budget)) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self.running -= 1
+            if not self.running:
+                self.ended.set()
+
+    async def tokenize(
+        self, model: str, prompt: str | Sequence[gateway_pb2.ChatMessage], *, add_special: bool = True
+    ) -> tuple[list[int], types_pb2.ModelDescription]:
+        text = prompt if isinstance(prompt, str) else "".join(message.content for message in prompt)
+        return [257] * add_special + list(text.encode()), MODEL
+
+    async def detokenize(self, model: str, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        if any(not 0 <= one < MODEL.vocab_size for one in ids):
+            raise invalid("token_ids", "outside the vocabulary")
+        return bytes(one for one in ids if one < 256).decode() + "" if skip_special else str(list(ids))
+
+    async def _events(
+        self, request: gateway_pb2.GenerationInput, prompt: list[int], budget: int
+    ) -> AsyncIterator[Event]:
+        yield Started(request.request_id, MODEL.name, 1_700_000_001, tuple(prompt), 3, 7)
+        if request.logprobs.HasField("prompt_count"):
+            yield PromptScores(
+                tuple(ScoredToken(one, bytes([one]), -1.0 if at else None, 1) for at, one in enumerate(prompt))
+            )
+        counts = []
+        for choice in range(request.choice_count):
+            counts.append(0)
+            async for delta in self._choice(request, choice, budget):
+                counts[choice] += len(delta.token_ids)
+                yield delta
+        yield Finished(len(prompt), sum(counts), 3, tuple(counts))
+
+    async def _choice(self, request: gateway_pb2.GenerationInput, choice: int, budget: int) -> AsyncIterator[Delta]:
+        pieces = [str(choice), *self.pieces] if request.choice_count > 1 else list(self.pieces)
+        text = ""
+        for at, piece in enumerate(pieces):
+            if at == self.fail_after:
+                raise self.failure
+            if at == self.hang_after:
+                self.hung.set()
+                await asyncio.Event().wait()
+            await asyncio.sleep(0)
+            text += piece
+            stop = next((one for one in request.stop.stop if one in text), None)
+            reason = (
+                types_pb2.FINISH_REASON_STOP
+                if stop
+                else types_pb2.FINISH_REASON_LENGTH
+                if at + 1 in (budget, len(pieces))
+                else None
+            )
+            shown = piece if stop is None else text[: text.index(stop)][len(text) - len(piece) :]
+            yield Delta(choice, shown, (65,), self._scores(request, piece), None if self.silent_end else reason, stop)
+            if reason is not None:
+                return
+
+    def _scores(self, request: gateway_pb2.GenerationInput, piece: str) -> tuple[ScoredToken, ...] | None:
+        if not request.logprobs.HasField("output_count"):
+            return None
+        top = tuple(
+            ScoredToken(100 + rank, b"\xe2\x82", self.logprob(rank), rank + 1)
+            for rank in range(request.logprobs.output_count)
+        )
+        return (ScoredToken(65, piece.encode(), -0.25, 30, top),)
+
+    @staticmethod
+    def _prompt_ids(request: gateway_pb2.GenerationInput) -> list[int]:
+        match request.WhichOneof("prompt"):
+            case "text":
+                return list(request.text.encode())
+            case "token_ids":
+                return list(request.token_ids.ids)
+            case _:
+                return list("".join(message.content for message in request.chat.messages).encode()) or [10]
