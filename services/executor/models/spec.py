@@ -8,13 +8,18 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Llama 3's frequency scaling, or a linear one."""
+    """How rotary frequencies differ from theta ** (-2i / head_size).
 
-    kind: Literal["linear", "llama3"]
-    factor: float
+    `linear` divides all by `factor`; `llama3` divides the low ones by it, with a smooth band between; `factors` divides
+    each by its own number, as GGUF files store Llama 3's scaling.
+    """
+
+    kind: Literal["linear", "llama3", "factors"]
+    factor: float = 1.0
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     original_context_length: int = 8192
+    factors: tuple[float, ...] = ()  # head_size / 2 of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,16 @@ class ModelSpec:
     bos_token_id: int | None = None
 
     @property
+    def query_size(self) -> int:
+        """Width of the queries of one token in one layer."""
+        return self.head_count * self.head_size
+
+    @property
     def kv_size(self) -> int:
         """Width of keys (and of values) of one token in one layer."""
         return self.kv_head_count * self.head_size
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one key and value head."""
+        return self.head_count // self.kv_head_count

@@ -1,0 +1,51 @@
+"""Dense attention over gathered blocks, group after group."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.paged_attention.plan import AttentionGroup, AttentionPlan
+
+
+def paged_attention(queries: Tensor, cache: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    """Causal attention of queries [T, heads, D] over cache [2 * kv heads, blocks, block size, D], to [T, heads * D].
+
+    Reads only the slots that the plan's sequences have written, whatever the others hold. Computes in the type of the
+    queries; a narrower cache is widened as it is gathered. Rows that no group names are zero.
+    """
+    tokens, heads, width = queries.shape
+    kv_heads = cache.shape[0] // 2
+    if heads % kv_heads or cache.shape[3] != width:
+        raise ValueError(f"paged_attention of queries {list(queries.shape)} over a cache {list(cache.shape)}")
+    out = queries.new_zeros(tokens, heads * width)
+    for group in plan.groups:
+        out.index_copy_(0, group.rows, _attend(queries.index_select(0, group.rows), cache, group, scale))
+    return out
+
+
+def _attend(queries: Tensor, cache: Tensor, group: AttentionGroup, scale: float) -> Tensor:
+    heads, width = queries.shape[1:]
+    kv_heads = cache.shape[0] // 2
+    parts, count, context = group.part_count, group.query_count, group.context
+    batch, used = kv_heads * parts, count * (heads // kv_heads)
+
+    # [2 * kv heads, parts * blocks, block size * D] is [2, kv heads * parts, context, D].
+    gathered = cache.flatten(2).index_select(1, group.blocks).to(queries.dtype)
+    keys, values = gathered.view(2, batch, context, width).unbind(0)
+    if group.stale is not None:
+        values.view(kv_heads, parts, context, width)[:, :, group.tail_start :].masked_fill_(group.stale, 0.0)
+
+    # Rows of one kv head: token after token, the heads that share it together.
+    rows = queries.new_zeros(kv_heads, parts, group.row_count, width)
+    by_token = rows[:, :, :used].view(kv_heads, parts, count, -1, width)
+    torch.mul(queries.view(parts, count, kv_heads, -1, width).permute(2, 0, 1, 3, 4), scale, out=by_token)
+
+    scores = torch.bmm(rows.view(batch, group.row_count, width), keys.transpose(1, 2))
+    if group.hidden is not None:
+        tail = scores.view(kv_heads, parts, group.row_count, context)[..., group.tail_start :]
+        tail.masked_fill_(group.hidden, float("-inf"))
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(queries.dtype)
+    mixed = torch.bmm(weights, values).view(kv_heads, parts, group.row_count, width)[:, :, :used]
+    by_token = mixed.view(kv_heads, parts, count, -1, width)
+    return by_token.permute(1, 2, 0, 3, 4).reshape(parts * count, heads * width)

@@ -1,0 +1,160 @@
+"""The torch backend: plain PyTorch on any device; the truth that other backends are tested against.
+
+In fp32 on a CPU, a token's logits depend on its own sequence alone, bit for bit: neither on neighbours nor on how the
+prompt was cut into chunks. In bf16 and fp16 there is no such promise.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.paged_attention import plan_attention
+from services.common.errors import invalid
+from services.executor.backends.base import KvShape, PromptScoreRows, StepInputs, StepOutputs, TokenScores
+from services.executor.backends.torch_linear import (
+    ExactLinear,
+    Linear,
+    NativeLinear,
+    WideningLinear,
+    multiplies_bf16,
+)
+from services.executor.backends.torch_model import Batch, TorchModel
+from services.executor.backends.torch_rows import find_row_sizes
+from services.executor.backends.torch_weights import ModelWeights, load_weights
+from services.executor.models.checkpoint import open_checkpoint
+from services.executor.models.rope import inverse_frequencies, rotation_table
+from services.executor.models.spec import ModelSpec
+from services.executor.sampling.torch_sampler import sample, score_prompt
+
+log = logging.getLogger("quire.executor")
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_LOGIT_ROWS = 64  # rows of prompt scores whose logits exist at a time
+
+
+class TorchBackend:
+    """A model in torch. Not thread-safe."""
+
+    name = "torch"
+
+    def __init__(
+        self, spec: ModelSpec, weights: ModelWeights, linear: Linear, dtype: str, device: torch.device
+    ) -> None:
+        self.spec, self.dtype, self._device, self._linear = spec, dtype, device, linear
+        self._model = TorchModel(spec, weights, linear)
+        frequencies = inverse_frequencies(spec.head_size, spec.rope_theta, spec.rope_scaling)
+        cos, sin = rotation_table(frequencies, spec.context_length)
+        self._cos, self._sin = torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
+        self._kv: Tensor | None = None  # [layers, 2 * kv heads, blocks, block size, head size]
+        capability = torch.backends.cpu.get_cpu_capability().lower()
+        self.device = f"cpu {capability}" if device.type == "cpu" else torch.cuda.get_device_name(device)
+        rows = ",".join(map(str, linear.rows.sizes)) if isinstance(linear, ExactLinear) else "any"
+        self.numerics = f"torch {torch.__version__} {self.device} {dtype} rows {rows}"
+
+    @classmethod
+    def load(
+        cls, path: Path, *, dtype: str, threads: int, context_length: int | None, device: str = "auto"
+    ) -> TorchBackend:
+        """Loads a model folder or .gguf file.
+
+        `dtype` is fp32, bf16, fp16 or auto (bf16 where the device multiplies it, else fp32), `threads` 0 leaves torch's
+        setting, `device` is auto, cpu or cuda. Raises MODEL_LOAD_FAILED, or INVALID_FIELD for a context length beyond
+        the model's.
+        """
+        if threads:
+            torch.set_num_threads(threads)
+        place = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+        if dtype == "auto":
+            dtype = "bf16" if place.type != "cpu" or multiplies_bf16() else "fp32"
+        checkpoint = open_checkpoint(path)
+        spec = checkpoint.spec
+        if context_length is not None:
+            if not 1 <= context_length <= spec.context_length:
+                raise invalid("context_length", f"{context_length} is not in 1..{spec.context_length}, the model's own")
+            spec = replace(spec, context_length=context_length)
+        narrow_on_cpu = place.type == "cpu" and dtype != "fp32" and not (dtype == "bf16" and multiplies_bf16())
+        vector_dtype = torch.float32 if narrow_on_cpu else _DTYPES[dtype]
+        with torch.inference_mode():
+            weights = load_weights(checkpoint, _DTYPES[dtype], vector_dtype, place)
+            linear: Linear
+            if place.type == "cpu" and dtype == "fp32":
+                layer = weights.layers[0]
+                matrices = (layer.qkv, layer.o, layer.gate_up, layer.down, weights.head)
+                linear = ExactLinear(find_row_sizes(matrices, spec.head_size))
+            else:
+                linear = WideningLinear() if narrow_on_cpu else NativeLinear(_DTYPES[dtype])
+            return cls(spec, weights, linear, dtype, place)
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        return self.spec.layer_count * 2 * self.spec.kv_size * block_size * _DTYPES[self.dtype].itemsize
+
+    def allocate_kv(self, shape: KvShape) -> None:
+        spec = self.spec
+        size = (spec.layer_count, 2 * spec.kv_head_count, shape.block_count, shape.block_size, spec.head_size)
+        self._kv = torch.zeros(size, dtype=_DTYPES[self.dtype], device=self._device)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        kv = self._allocated()
+        for source, destination in pairs:
+            kv[:, :, destination] = kv[:, :, source]
+
+    def step(self, inputs: StepInputs) -> StepOutputs:
+        with torch.inference_mode():
+            hidden = self._model.hidden(self._batch(inputs), self._allocated().unbind(0))
+            sampled = []
+            if inputs.samples:
+                rows = torch.tensor([row.row for row in inputs.samples], device=self._device)
+                sampled = sample(self._model.logits(hidden.index_select(0, rows)), inputs.samples)
+            return StepOutputs(sampled, [self._score(hidden, wanted) for wanted in inputs.prompt_scores])
+
+    def _allocated(self) -> Tensor:
+        if self._kv is None:
+            raise RuntimeError("allocate_kv comes before the first step")
+        return self._kv
+
+    def _batch(self, inputs: StepInputs) -> Batch:
+        spec, block_size = self.spec, self._allocated().shape[3]
+        count = len(inputs.token_ids)
+        rows = self._linear.rows
+        padding = (0, rows.pad(count) - count)
+        ids = torch.from_numpy(np.pad(inputs.token_ids, padding).astype(np.int64)).to(self._device)
+        positions = torch.from_numpy(np.pad(inputs.positions, padding).astype(np.int64)).to(self._device)
+        cos, sin = self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        owners = np.repeat(np.arange(len(inputs.context_lengths)), np.diff(inputs.query_starts))
+        blocks = inputs.block_tables[owners, inputs.positions // block_size].astype(np.int64)
+        return Batch(
+            token_ids=ids,
+            cos=torch.cat((cos, cos), -1).unsqueeze(1).to(self._linear.dtype),
+            sin=torch.cat((-sin, sin), -1).unsqueeze(1).to(self._linear.dtype),
+            slots=torch.from_numpy(blocks * block_size + inputs.positions % block_size).to(self._device),
+            attention=plan_attention(
+                inputs.query_starts,
+                inputs.context_lengths,
+                inputs.block_tables,
+                block_size=block_size,
+                heads=spec.head_count,
+                kv_heads=spec.kv_head_count,
+                pad_rows=rows.pad,
+                max_rows=rows.largest,
+                device=self._device,
+            ),
+        )
+
+    def _score(self, hidden: Tensor, wanted: PromptScoreRows) -> TokenScores:
+        scores = TokenScores([], [], [], [])
+        for start in range(0, len(wanted.targets), _LOGIT_ROWS):
+            targets = wanted.targets[start : start + _LOGIT_ROWS]
+            first = wanted.first_row + start
+            part = score_prompt(self._model.logits(hidden[first : first + len(targets)]), targets, wanted.count)
+            scores.chosen += part.chosen
+            scores.ranks += part.ranks
+            scores.top_ids += part.top_ids
+            scores.top_logprobs += part.top_logprobs
+        return scores

@@ -1,0 +1,66 @@
+"""The forward pass of a Llama-like model over one flattened batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.kv_write import kv_write
+from kernels.paged_attention import AttentionPlan, paged_attention
+from kernels.rms_norm import rms_norm
+from kernels.rope import rotate_
+from kernels.silu_mul import silu_mul
+from services.executor.backends.torch_linear import Linear
+from services.executor.backends.torch_weights import LayerWeights, ModelWeights
+from services.executor.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """T tokens, padded to P rows."""
+
+    token_ids: Tensor  # [P] int64
+    cos: Tensor  # [P, 1, head size]
+    sin: Tensor  # [P, 1, head size], the first half negated
+    slots: Tensor  # [T] int64: where each token's keys and values go
+    attention: AttentionPlan
+
+
+class TorchModel:
+    """Weights and how to apply them."""
+
+    def __init__(self, spec: ModelSpec, weights: ModelWeights, linear: Linear) -> None:
+        self._spec, self._weights, self._linear = spec, weights, linear
+        self._scale = 1.0 / math.sqrt(spec.head_size)
+
+    def hidden(self, batch: Batch, caches: Sequence[Tensor]) -> Tensor:
+        """The last layer's output [P, H], before the final norm. Writes KV of the T tokens into one cache per layer."""
+        x = F.embedding(batch.token_ids, self._weights.embedding).to(self._linear.dtype)
+        for layer, cache in zip(self._weights.layers, caches, strict=True):
+            x = x + self._attention(layer, rms_norm(x, layer.attention_norm, self._spec.norm_epsilon), batch, cache)
+            x = x + self._mlp(layer, rms_norm(x, layer.mlp_norm, self._spec.norm_epsilon))
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """fp32 logits [R, V] of rows [R, H] of what `hidden` returned."""
+        count = len(hidden)
+        padded = self._linear.rows.pad(count)
+        if padded > count:
+            hidden = F.pad(hidden, (0, 0, 0, padded - count))
+        normed = rms_norm(hidden, self._weights.final_norm, self._spec.norm_epsilon)
+        return self._linear(normed, self._weights.head)[:count].float()
+
+    def _attention(self, layer: LayerWeights, x: Tensor, batch: Batch, cache: Tensor) -> Tensor:
+        spec = self._spec
+        qkv = self._linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, spec.head_size)
+        rotate_(qkv[:, : spec.head_count + spec.kv_head_count], batch.cos, batch.sin)
+        kv_write(cache, qkv[: len(batch.slots), spec.head_count :], batch.slots)
+        mixed = paged_attention(qkv[:, : spec.head_count], cache, batch.attention, self._scale)
+        return self._linear(mixed, layer.o, layer.o_bias)
+
+    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        return self._linear(silu_mul(self._linear(x, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)

@@ -1,0 +1,79 @@
+"""Stored bytes to fp32, in pieces that stay in cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from services.executor.models.weights import PLAIN_FORMATS, Bytes, StoredTensor
+
+Float32 = NDArray[np.float32]
+_PIECE_VALUES = 1 << 16
+
+
+def can_read(format_: str) -> bool:
+    """Whether tensors of this format can be turned into fp32."""
+    if format_ in PLAIN_FORMATS:
+        return True
+    kind = GGMLQuantizationType[format_]
+    try:
+        dequantize(np.zeros(GGML_QUANT_SIZES[kind][1], np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def to_float32(tensor: StoredTensor) -> Float32:
+    """The whole tensor as fp32."""
+    out = np.empty((len(tensor.data), tensor.shape[-1]), np.float32)
+    for start, piece in pieces(tensor):
+        out[start : start + len(piece)] = piece
+    return out.reshape(tensor.shape)
+
+
+def pieces(tensor: StoredTensor) -> Iterator[tuple[int, Float32]]:
+    """Groups of rows as fp32 [rows, columns], each with its first row's index; a vector is one row."""
+    rows, columns = len(tensor.data), tensor.shape[-1]
+    step = max(1, _PIECE_VALUES // columns)
+    for start in range(0, rows, step):
+        data = np.ascontiguousarray(tensor.data[start : start + step])
+        yield start, _float32(tensor.format, data).reshape(len(data), columns)
+
+
+def _float32(format_: str, data: Bytes) -> Float32:
+    match format_:
+        case "F32":
+            return data.view(np.float32)
+        case "F16":
+            return data.view(np.float16).astype(np.float32)
+        case "BF16":
+            return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        case "Q4_0":
+            return _q4_0(data.reshape(-1, 18))
+        case "Q4_1":
+            return _q4_1(data.reshape(-1, 20))
+    return np.asarray(dequantize(data.reshape(-1), GGMLQuantizationType[format_]), np.float32)
+
+
+# The two most used formats, at twice the speed of gguf.quants and with the same bits.
+
+
+def _q4_0(blocks: Bytes) -> Float32:
+    scale = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
+    out = np.empty((len(blocks), 2, 16), np.float32)
+    np.multiply((blocks[:, 2:] & 15).view(np.int8) - np.int8(8), scale, out=out[:, 0])
+    np.multiply((blocks[:, 2:] >> 4).view(np.int8) - np.int8(8), scale, out=out[:, 1])
+    return out
+
+
+def _q4_1(blocks: Bytes) -> Float32:
+    scale, low = np.split(np.ascontiguousarray(blocks[:, :4]).view(np.float16).astype(np.float32), 2, axis=1)
+    out = np.empty((len(blocks), 2, 16), np.float32)
+    np.multiply(blocks[:, 4:] & 15, scale, out=out[:, 0])
+    np.multiply(blocks[:, 4:] >> 4, scale, out=out[:, 1])
+    out += low[:, :, None]
+    return out
