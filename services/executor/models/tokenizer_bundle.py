@@ -110,5 +110,6 @@ def _merge_added(own: list[dict[str, Any]], extra: dict[str, dict[str, Any]]) ->
     """Added tokens of the vocabulary, overridden and extended by those of tokenizer_config.json."""
     entries = {entry["id"]: entry for entry in own}
     for token_id, entry in extra.items():
-        entries[int(token_id)] = {"id": int(token_id)} | entry
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+        entries[int(token_id)] = {"id": int(token_id)} | flags | entry
     return [entries[token_id] for token_id in sorted(entries)]
