@@ -7,14 +7,11 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import grpc
 
+from quire.client import DEFAULT_TARGET, Client, ClientError
 from quire.supervisor.rundir import RunDirectory
-
-DEFAULT_ADDRESS = "127.0.0.1:50051"
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
 
 class Failure(Exception):
@@ -37,7 +34,7 @@ def add_address(to: argparse.ArgumentParser) -> None:
     to.add_argument(
         "--address",
         metavar="HOST:PORT",
-        help=f"the gateway (default: $QUIRE_ADDRESS, the run of `quire up`, or {DEFAULT_ADDRESS})",
+        help=f"the gateway (default: $QUIRE_ADDRESS, the run of `quire up`, or {DEFAULT_TARGET})",
     )
 
 
@@ -48,30 +45,25 @@ def gateway_address(args: argparse.Namespace) -> str:
     if address := os.environ.get("QUIRE_ADDRESS"):
         return address
     live = RunDirectory().live()
-    return live.grpc if live is not None else DEFAULT_ADDRESS
+    return live.grpc if live is not None else DEFAULT_TARGET
 
 
 @contextmanager
-def gateway(args: argparse.Namespace) -> Iterator[grpc.Channel]:
-    """A channel to the gateway; RPC errors inside become a Failure that names the address where that is the problem."""
+def gateway(args: argparse.Namespace) -> Iterator[Client]:
+    """A client of the gateway; errors inside become a Failure that names the address where that is the problem."""
     address = gateway_address(args)
-    options = [
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ]
-    with grpc.insecure_channel(address, options=options) as channel:
+    with Client(address) as client:
         try:
-            yield channel
-        except grpc.RpcError as error:
-            raise Failure(rpc_message(error, address)) from error
+            yield client
+        except ClientError as error:
+            raise Failure(in_words(error.code, error.message, address)) from error
 
 
-def rpc_message(error: Any, address: str) -> str:
-    """An RPC error in words."""
-    code, details = error.code(), error.details()
-    if code == grpc.StatusCode.UNAVAILABLE and "connect" in (details or "").lower():
+def in_words(code: grpc.StatusCode, message: str, address: str) -> str:
+    """A failed call in one line."""
+    if code == grpc.StatusCode.UNAVAILABLE and "connect" in message.lower():
         return f"no gateway answers on {address}; is `quire up` running?"
-    return f"{details or code.name} ({code.name})"
+    return f"{message} ({code.name})"
 
 
 @contextmanager

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from quire.cli.common import Failure, add_address, failures, gateway, parser
-from quire.cli.sampling import add_sampling, generation_input
-from quire.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
+from quire.cli.plain import plain
+from quire.cli.sampling import add_sampling, options
+from quire.client import Answer, Client, Prompt
 
 
 def run(argv: Sequence[str]) -> int:
@@ -27,42 +29,34 @@ def run(argv: Sequence[str]) -> int:
     add_address(args)
     args.add_argument("--json", action="store_true", help="print one JSON object at the end instead of text")
     given = args.parse_args(argv)
-    asked = generation_input(given)
-    prompt = sys.stdin.read() if given.prompt == "-" else given.prompt
-    if given.chat:
-        asked.chat.messages.add(role="user", content=prompt)
-    else:
-        asked.text = prompt
-    with failures("generate"), gateway(given) as channel:
-        stub = gateway_pb2_grpc.InferenceServiceStub(channel)
+    text = sys.stdin.read() if given.prompt == "-" else given.prompt
+    prompt: Prompt = [{"role": "user", "content": text}] if given.chat else text
+    with failures("generate"), gateway(given) as client:
         if given.json:
-            print(json.dumps(_whole(stub.Generate(gateway_pb2.GenerateRequest(input=asked)))))
+            print(json.dumps(_plain(client.generate(prompt, **options(given)))))
         else:
-            _stream(stub, asked)
+            _stream(client, prompt, options(given))
     return 0
 
 
-def _stream(stub: gateway_pb2_grpc.InferenceServiceStub, asked: gateway_pb2.GenerationInput) -> None:
-    reason = types_pb2.FINISH_REASON_UNSPECIFIED
-    for message in stub.GenerateStream(gateway_pb2.GenerateStreamRequest(input=asked)):
-        print(message.text, end="", flush=True)
-        reason = message.finish_reason or reason
-    print()
-    if reason == types_pb2.FINISH_REASON_UNSPECIFIED:
+def _stream(client: Client, prompt: Prompt, chosen: dict[str, Any]) -> None:
+    reason = None
+    try:
+        for piece in client.stream(prompt, **chosen):
+            print(piece.text, end="", flush=True)
+            reason = piece.finish_reason or reason
+    finally:
+        print(flush=True)
+    if reason is None:
         raise Failure("the stream ended before the answer did")
 
 
-def _whole(answer: gateway_pb2.GenerateResponse) -> dict[str, object]:
-    (choice,) = answer.choices
+def _plain(answer: Answer) -> dict[str, Any]:
     return {
-        "request_id": answer.request_id,
-        "model": answer.model,
-        "text": choice.text,
-        "token_ids": list(choice.token_ids),
-        "finish_reason": types_pb2.FinishReason.Name(choice.finish_reason).removeprefix("FINISH_REASON_").lower(),
-        "usage": {
-            "prompt_tokens": answer.usage.prompt_tokens,
-            "completion_tokens": answer.usage.completion_tokens,
-            "cached_tokens": answer.usage.cached_tokens,
-        },
+        "request_id": answer.response.request_id,
+        "model": answer.response.model,
+        "text": answer.text,
+        "token_ids": list(answer.response.choices[0].token_ids),
+        "finish_reason": answer.finish_reason,
+        "usage": plain(answer.response.usage),
     }

@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from quire.cli.common import Failure, add_address, failures, gateway, parser
 from quire.cli.plain import plain
 from quire.supervisor.options import parse_model
-from quire.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, types_pb2
-
-LOAD_SECONDS = 3600.0
-"""Downloading and reading a large model takes its time."""
+from quire.v1 import types_pb2
 
 
 def run(argv: Sequence[str]) -> int:
@@ -36,29 +33,23 @@ def run(argv: Sequence[str]) -> int:
         add_address(action)
         action.add_argument("--json", action="store_true", help="print a JSON array")
     given = args.parse_args(argv)
-    with failures("models"), gateway(given) as channel:
+    with failures("models"), gateway(given) as client:
         if given.action == "list":
-            request = gateway_pb2.ListModelsRequest()
-            models = gateway_pb2_grpc.InferenceServiceStub(channel).ListModels(request, timeout=10).models
+            models = client.models()
         else:
-            change = _change(given.action, given.model)
-            stub = gateway_pb2_grpc.AdminServiceStub(channel)
-            models = stub.ChangeModel(change, timeout=LOAD_SECONDS).models
-        print(json.dumps([plain(model) for model in models]) if given.json else _table(list(models)))
+            models = client.change_model(given.action, *_name_and_source(given.action, given.model))
+        print(json.dumps([plain(model) for model in models]) if given.json else _table(models))
     return 0
 
 
-def _change(action: str, text: str) -> gateway_pb2.ChangeModelRequest:
-    if action == "load" or "=" in text:
-        try:
-            model = parse_model(text)
-        except ValueError as error:
-            raise Failure(str(error)) from None
-        name, where = model.name, model.source
-    else:
-        name, where = text, ""
-    number = scheduler_pb2.ModelAction.Value(f"MODEL_ACTION_{action.upper()}")
-    return gateway_pb2.ChangeModelRequest(action=number, name=name, source=where)
+def _name_and_source(action: str, text: str) -> tuple[str, str]:
+    if action != "load" and "=" not in text:
+        return text, ""
+    try:
+        model = parse_model(text)
+    except ValueError as error:
+        raise Failure(str(error).removeprefix("--model ")) from None
+    return model.name, model.source
 
 
 def _table(models: list[types_pb2.ModelDescription]) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-
-from quire.v1 import gateway_pb2, types_pb2
+from typing import Any
 
 
 def add_sampling(to: argparse.ArgumentParser, *, max_tokens: int) -> None:
@@ -18,12 +17,7 @@ def add_sampling(to: argparse.ArgumentParser, *, max_tokens: int) -> None:
     to.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
 
 
-def generation_input(given: argparse.Namespace) -> gateway_pb2.GenerationInput:
-    """A request with everything but its prompt."""
-    names = ("temperature", "top_p", "top_k", "seed")
-    chosen = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-    return gateway_pb2.GenerationInput(
-        model=given.model,
-        sampling=types_pb2.SamplingParams(**chosen),
-        stop=types_pb2.StopCriteria(max_tokens=given.max_tokens, stop=given.stop),
-    )
+def options(given: argparse.Namespace) -> dict[str, Any]:
+    """The flags as options of the client's calls."""
+    names = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+    return {name: getattr(given, name) for name in names}

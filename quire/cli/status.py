@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from quire.cli.common import add_address, gateway_address, parser, rpc_message
+from quire.cli.common import add_address, gateway_address, in_words, parser
 from quire.cli.plain import plain
 from quire.supervisor import health
 from quire.supervisor.rundir import RunDirectory, RunState
@@ -67,7 +67,7 @@ def _gateway(address: str) -> dict[str, Any]:
                 gateway_pb2.ListModelsRequest(), timeout=5
             )
         except grpc.RpcError as error:
-            return empty | {"error": rpc_message(error, address)}
+            return empty | {"error": _why(error, address)}
     scheduler = status.scheduler
     return {
         "error": None,
@@ -82,6 +82,10 @@ def _gateway(address: str) -> dict[str, Any]:
         },
         "kv": plain(scheduler.kv),
     }
+
+
+def _why(error: Any, address: str) -> str:
+    return in_words(error.code(), error.details() or "", address)
 
 
 def _text(report: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ def example(stack: Stack, language: str, containing: str) -> str:
     return str(code).replace("127.0.0.1:50051", stack.gateway).replace("http://127.0.0.1:8000", stack.http)
 
 
-@pytest.mark.parametrize("containing", ["GenerateStream(request)", "from openai import OpenAI"])
+@pytest.mark.parametrize("containing", ["from quire.client import Client", "from openai import OpenAI"])
 def test_python_examples_print_the_answer(stack: Stack, containing: str) -> None:
     code = example(stack, "python", containing)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
