@@ -95,6 +95,9 @@ class Child:
         health = asyncio.create_task(self._await_health())
         status = await self._process.wait()
         health.cancel()
+        # What it wrote last is read to its end, unless a process of its own still holds the pipe.
+        await asyncio.wait({pump}, timeout=1.0)
+        pump.cancel()
         await asyncio.gather(pump, health, return_exceptions=True)
         return status
 

@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass, replace
 
 REFUSED_SETTINGS = 2
-"""Exit status of a service whose settings are wrong: the next try would say the same."""
+"""Exit status of a service whose settings or model are wrong: the next try would say the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class GiveUp:
 def decide(history: History, exit_status: int, policy: RestartPolicy) -> Restart | GiveUp:
     """What follows a death. A service that once was healthy is started again for ever, ever more slowly."""
     if exit_status == REFUSED_SETTINGS and not history.ever_healthy:
-        return GiveUp("it refused its settings")
+        return GiveUp("it refused its settings or model")
     if not history.ever_healthy and history.failures >= policy.start_attempts:
         return GiveUp(f"it ended {history.failures} times before it was ever healthy")
     # The exponent is bounded, so that a service dying for days overflows nothing.

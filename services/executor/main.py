@@ -28,7 +28,7 @@ log = logging.getLogger("quire.executor")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs an executor until a signal; 1 where the model given at start cannot be loaded."""
+    """Runs an executor until a signal; 2 (refused settings) where the model given cannot be loaded."""
     settings = load(ExecutorSettings, "executor", argv)
     logs.configure("executor", settings.log_level, settings.log_format)
     log.info("starting", extra={"settings": describe(settings)})
@@ -48,7 +48,7 @@ async def serve(settings: ExecutorSettings) -> int:
     running = asyncio.create_task(server.run_until_signal(engine.drained))
     try:
         if settings.model is not None and not await _load_at_start(engine, settings, running):
-            return 1
+            return 2
         await running
         return 0
     finally:

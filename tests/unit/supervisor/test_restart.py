@@ -33,7 +33,7 @@ def test_once_healthy_it_is_restarted_for_ever() -> None:
 
 
 def test_refused_settings_are_given_up_at_once_but_only_at_the_start() -> None:
-    assert decide(deaths(None), 2, POLICY) == GiveUp("it refused its settings")
+    assert decide(deaths(None), 2, POLICY) == GiveUp("it refused its settings or model")
     assert decide(deaths(5.0, None), 2, POLICY) == Restart(1.0)
 
 
