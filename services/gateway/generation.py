@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,6 +16,8 @@ from services.gateway.events import Event, Finished, PromptScores, Started
 from services.gateway.metrics import RequestMeter
 from services.gateway.requests import OpenRequest, RequestTable
 from services.gateway.scheduler_link import SchedulerLink
+
+INLINE_SCORES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Generation(AsyncIterator[Event]):
         self._opening, self._link, self._table, self._on_cut = opening, link, table, on_cut
         self._opened: Opened | None = None
         self._events: deque[Event] = deque()
+        self._scores: PromptScores | None = None
         self._begun = self._scores_sent = self._cut = self._waiting = False
         self._left_at = 0.0  # when the reader went away with its last event
         self._timer: asyncio.TimerHandle | None = None
@@ -58,6 +62,7 @@ class Generation(AsyncIterator[Event]):
                 if self.closed or self._opened is None:
                     raise self._error or StopAsyncIteration
                 await self._opened.request.changed()
+                await self._score_prompt(self._opened)
                 self._advance(self._opened)
             return self._events.popleft()
         except asyncio.CancelledError:
@@ -125,9 +130,9 @@ class Generation(AsyncIterator[Event]):
             if not self._begun and request.started is not None:
                 self._begun = True
                 events.append(_started(request))
-            if self._begun and request.wants_prompt_scores and not self._scores_sent and request.prompt_scored:
+            if self._scores is not None and not self._scores_sent:
                 self._scores_sent = True
-                events.append(PromptScores(scored_prompt(opened.vocabulary, request.prompt_ids, request.prompt_scores)))
+                events.append(self._scores)
             self._take_deltas(opened)
         if not self._cut and all(maker.finished for maker in opened.makers):
             events.append(_finished(request))
@@ -137,6 +142,20 @@ class Generation(AsyncIterator[Event]):
             self._close("abort" if aborted else "error", request.error)
         elif request.held:
             self._link.hold(request, False)
+
+    async def _score_prompt(self, opened: Opened) -> None:
+        """Makes the prompt's scores once they are complete, beside the event loop where they are many."""
+        request = opened.request
+        if (
+            self._scores is None
+            and request.started is not None
+            and request.wants_prompt_scores
+            and request.prompt_scored
+        ):
+            width = 1 + request.template.logprobs.prompt_count
+            make = functools.partial(scored_prompt, opened.vocabulary, request.prompt_ids, request.prompt_scores)
+            large = width * len(request.prompt_ids) > INLINE_SCORES
+            self._scores = PromptScores(await asyncio.to_thread(make) if large else make())
 
     def _take_deltas(self, opened: Opened) -> None:
         for maker, choice in zip(opened.makers, opened.request.choices, strict=True):

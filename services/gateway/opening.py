@@ -30,7 +30,6 @@ async def encode_prompt(
     ids = await encoder.encode(tokenizer, prompt)
     if not ids:
         raise invalid("chat" if kind == "chat" else "text", "holds no tokens")
-    validation.check_ids("prompt", ids, model.vocab_size)
     return ids
 
 
@@ -38,6 +37,9 @@ def make_submit(
     request: gateway_pb2.GenerationInput, model: types_pb2.ModelDescription, prompt_ids: list[int]
 ) -> scheduler_pb2.Submit:
     """The request without handle, id, tenant and seed. CONTEXT_EXCEEDED where it is too long."""
+    max_tokens = validation.resolve_max_tokens(len(prompt_ids), request.stop, model.context_length)
+    validation.check_ids("prompt", prompt_ids, model.vocab_size)
+    validation.check_prompt_scores(len(prompt_ids), request.logprobs)
     submit = scheduler_pb2.Submit(
         model=model.name,
         prompt_token_ids=prompt_ids,
@@ -48,7 +50,7 @@ def make_submit(
         priority=request.priority,
         speculation=request.speculation,
     )
-    submit.stop.max_tokens = validation.resolve_max_tokens(len(prompt_ids), request.stop, model.context_length)
+    submit.stop.max_tokens = max_tokens
     return submit
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+from grpc_status import rpc_status
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
-from services.common.errors import invalid
+from services.common.errors import QuireError, Reason, invalid
 from services.gateway import wire
 from services.gateway.engine import Engine
 from services.gateway.events import Delta, Finished, PromptScores, Started
@@ -24,6 +26,7 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._endings: set[asyncio.Task[None]] = set()
 
     async def GenerateStream(
         self, request: gateway_pb2.GenerateStreamRequest, context: Context
@@ -37,9 +40,8 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
                 case Started():
                     request_id, model = event.request_id, event.model
                 case PromptScores():
-                    yield gateway_pb2.GenerateStreamResponse(
-                        request_id=request_id, model=model, prompt_logprobs=wire.scored_tokens(event.tokens)
-                    )
+                    scores = await asyncio.to_thread(wire.scored_tokens, event.tokens)
+                    yield gateway_pb2.GenerateStreamResponse(request_id=request_id, model=model, prompt_logprobs=scores)
                 case Delta():
                     last = wire.stream_response(request_id, model, event)
                     running -= event.finish_reason is not None
@@ -57,7 +59,7 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
                 case Started():
                     response.request_id, response.model = event.request_id, event.model
                 case PromptScores():
-                    response.prompt_logprobs.extend(wire.scored_tokens(event.tokens))
+                    response.prompt_logprobs.extend(await asyncio.to_thread(wire.scored_tokens, event.tokens))
                 case Delta():
                     parts[event.choice].add(event)
                 case Finished():
@@ -91,11 +93,15 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
 
     def _generate(self, request: gateway_pb2.GenerationInput, context: Context) -> Generation:
         """A generation that ends with the call: by its deadline, its cancellation, or a reader that never reads."""
-        task = asyncio.current_task()
-        assert task is not None
-        generation = self._engine.generate(
-            request, tenant=TENANT, deadline=context.time_remaining(), on_cut=lambda: _end(task)
-        )
+        handler = asyncio.current_task()
+        assert handler is not None
+
+        def end() -> None:
+            ending = asyncio.create_task(_end(handler, context))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+
+        generation = self._engine.generate(request, tenant=TENANT, deadline=context.time_remaining(), on_cut=end)
         context.add_done_callback(lambda _: generation.cancel())  # type: ignore[arg-type]  # a class in the stubs
         return generation
 
@@ -116,6 +122,9 @@ class AdminServicer(gateway_pb2_grpc.AdminServiceServicer):
         return gateway_pb2.ChangeModelResponse(models=models)
 
 
-def _end(task: asyncio.Task[Any]) -> None:
-    """Ends the handler of a call whose client reads nothing, so that not even its status could be delivered."""
-    task.cancel()
+async def _end(handler: asyncio.Task[Any], context: Context) -> None:
+    """Ends a handler that cannot write because its client does not read; the status waits behind what was written."""
+    handler.cancel()
+    error = QuireError(Reason.SLOW_READER, "the client left its tokens unread too long")
+    with contextlib.suppress(grpc.aio.AbortError, grpc.RpcError):
+        await context.abort_with_status(rpc_status.to_status(error.to_status()))

@@ -20,6 +20,8 @@ from services.gateway.chat_template import ChatTemplate
 from services.gateway.detokenizer import IncrementalDetokenizer
 from services.gateway.token_pieces import TokenPieces
 
+SHORT_CHARACTERS = 4096
+
 
 class ModelTokenizer:
     """Text to ids and back. Immutable once made, so any number of threads may share it."""
@@ -57,9 +59,17 @@ class ModelTokenizer:
 
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
         """Ids of plain text; the texts of special tokens become those tokens."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids = self._encode(text)
         if add_bos and self.adds_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
+        return ids
+
+    def _encode(self, text: str) -> list[int]:
+        # `encode` holds the GIL all the time and `encode_batch_fast` does not; but the latter waits for a worker.
+        if len(text) <= SHORT_CHARACTERS:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        else:
+            ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:

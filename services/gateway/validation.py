@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from quire.v1 import gateway_pb2, types_pb2
@@ -11,6 +11,8 @@ from services.common.errors import QuireError, Reason, invalid
 
 MAX_CHOICES = 64
 MAX_LOGPROBS = 20
+MAX_PROMPT_SCORES = 1 << 19
+"""Log probabilities of one prompt, alternatives included; about 16 MB on the wire."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 128
@@ -93,8 +95,21 @@ def resolve_max_tokens(prompt_length: int, stop: types_pb2.StopCriteria, context
     return stop.max_tokens
 
 
-def check_ids(path: str, ids: Iterable[int], vocab_size: int) -> None:
+def check_prompt_scores(prompt_length: int, logprobs: types_pb2.LogprobOptions) -> None:
+    """Refuses log probabilities of a prompt that would fill no reasonable message."""
+    if logprobs.HasField("prompt_count") and prompt_length * (1 + logprobs.prompt_count) > MAX_PROMPT_SCORES:
+        raise QuireError(
+            Reason.TOO_LARGE,
+            f"logprobs.prompt_count: {prompt_length} prompt tokens with {logprobs.prompt_count} alternatives exceed"
+            f" {MAX_PROMPT_SCORES} values",
+            field="logprobs.prompt_count",
+        )
+
+
+def check_ids(path: str, ids: Collection[int], vocab_size: int) -> None:
     """Refuses ids outside the model's vocabulary, which is the output layer's and not the tokenizer's."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):  # millions of ids in no time
+        return
     for token in ids:
         if not 0 <= token < vocab_size:
             raise invalid(path, f"token id {token} is outside the vocabulary of {vocab_size}")
