@@ -1,0 +1,229 @@
+"""A client for Quire's gateway over gRPC.
+
+    from quire.client import Client
+
+    with Client("127.0.0.1:50051") as client:
+        for piece in client.stream("Once upon a time", max_tokens=64):
+            print(piece.text, end="", flush=True)
+        print(client.chat([{"role": "user", "content": "Hello!"}]).text)
+
+Failures are raised as `ClientError`, whose `reason` is the name in the service's error table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from quire.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, types_pb2
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+DEFAULT_TARGET = "127.0.0.1:50051"
+
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+"""Text, token ids, or a chat as {"role": ..., "content": ...} messages."""
+
+_SAMPLING = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+_STOP = frozenset(types_pb2.StopCriteria.DESCRIPTOR.fields_by_name)
+_INPUT = frozenset({"choice_count", "priority", "request_id", "keep_special_tokens"})
+_LOGPROBS = {"logprobs": "output_count", "prompt_logprobs": "prompt_count"}
+_ACTIONS = {
+    "load": scheduler_pb2.MODEL_ACTION_LOAD,
+    "unload": scheduler_pb2.MODEL_ACTION_UNLOAD,
+    "reload": scheduler_pb2.MODEL_ACTION_RELOAD,
+}
+
+
+class ClientError(Exception):
+    """A call that failed. `reason` is the machine-readable name, empty where the service could not be reached."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.reason, self.message = code, reason, message
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text of one choice of a stream."""
+
+    text: str
+    choice: int
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None  # "stop" or "length", in the choice's last piece
+    message: gateway_pb2.GenerateStreamResponse = field(repr=False, default_factory=gateway_pb2.GenerateStreamResponse)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer. `response` has everything else: all choices, log probabilities, ids."""
+
+    text: str  # of the first choice
+    texts: tuple[str, ...]  # of all choices
+    finish_reason: str  # of the first choice
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    response: gateway_pb2.GenerateResponse = field(repr=False)
+
+
+class Client:
+    """A connection to a gateway. Safe to share between threads."""
+
+    def __init__(self, target: str = DEFAULT_TARGET, *, credentials: grpc.ChannelCredentials | None = None) -> None:
+        """`target` is host:port, dns:///..., unix:PATH or xds:///...; without credentials the channel is plain."""
+        options = [
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ]
+        if credentials is None:
+            self._channel = grpc.insecure_channel(target, options=options)
+        else:
+            self._channel = grpc.secure_channel(target, credentials, options=options)
+        self._inference = gateway_pb2_grpc.InferenceServiceStub(self._channel)
+        self._admin = gateway_pb2_grpc.AdminServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection; running streams end."""
+        self._channel.close()
+
+    def generate(self, prompt: Prompt, *, model: str = "", timeout: float | None = None, **options: Any) -> Answer:
+        """Generates and answers once. Options as of `generation_input`; `timeout` in seconds."""
+        request = gateway_pb2.GenerateRequest(input=generation_input(prompt, model=model, **options))
+        try:
+            response = self._inference.Generate(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise _client_error(error) from error
+        return Answer(
+            text=response.choices[0].text,
+            texts=tuple(choice.text for choice in response.choices),
+            finish_reason=_finish_name(response.choices[0].finish_reason) or "",
+            prompt_tokens=response.usage.prompt_tokens,
+            completion_tokens=response.usage.completion_tokens,
+            cached_tokens=response.usage.cached_tokens,
+            response=response,
+        )
+
+    def stream(
+        self, prompt: Prompt, *, model: str = "", timeout: float | None = None, **options: Any
+    ) -> Generator[Piece, None, None]:
+        """Generates and yields text as it comes. Closing the iterator ends the request."""
+        request = gateway_pb2.GenerateStreamRequest(input=generation_input(prompt, model=model, **options))
+        call = self._inference.GenerateStream(request, timeout=timeout)
+        try:
+            for message in call:
+                yield Piece(
+                    text=message.text,
+                    choice=message.choice,
+                    token_ids=tuple(message.token_ids),
+                    finish_reason=_finish_name(message.finish_reason),
+                    message=message,
+                )
+        except grpc.RpcError as error:
+            raise _client_error(error) from error
+        finally:
+            call.cancel()
+
+    def chat(self, messages: Sequence[Mapping[str, str]], *, model: str = "", **options: Any) -> Answer:
+        """Answers a chat once; `stream(messages)` streams one."""
+        return self.generate(messages, model=model, **options)
+
+    def tokenize(self, prompt: str | Sequence[Mapping[str, str]], *, model: str = "") -> list[int]:
+        """Token ids of a text or a chat, as `generate` would make them."""
+        request = gateway_pb2.TokenizeRequest(model=model)
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.chat.CopyFrom(_chat(prompt))
+        return list(self._call(self._inference.Tokenize, request).token_ids)
+
+    def detokenize(self, token_ids: Sequence[int], *, model: str = "", keep_special_tokens: bool = False) -> str:
+        """The text of token ids."""
+        request = gateway_pb2.DetokenizeRequest(
+            model=model, token_ids=token_ids, keep_special_tokens=keep_special_tokens
+        )
+        text: str = self._call(self._inference.Detokenize, request).text
+        return text
+
+    def models(self) -> list[types_pb2.ModelDescription]:
+        """The models that can be asked for."""
+        return list(self._call(self._inference.ListModels, gateway_pb2.ListModelsRequest()).models)
+
+    def status(self) -> gateway_pb2.GetStatusResponse:
+        """State of all services."""
+        status: gateway_pb2.GetStatusResponse = self._call(self._admin.GetStatus, gateway_pb2.GetStatusRequest())
+        return status
+
+    def change_model(
+        self, action: Literal["load", "unload", "reload"], name: str, source: str = ""
+    ) -> list[types_pb2.ModelDescription]:
+        """Loads, unloads or reloads a model; answers with the models after it. `source` as for `quire up --model`."""
+        request = gateway_pb2.ChangeModelRequest(action=_ACTIONS[action], name=name, source=source)
+        return list(self._call(self._admin.ChangeModel, request).models)
+
+    def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return method(request)
+        except grpc.RpcError as error:
+            raise _client_error(error) from error
+
+
+def generation_input(prompt: Prompt, *, model: str = "", **options: Any) -> gateway_pb2.GenerationInput:
+    """A request from keyword options; None leaves an option out, an unknown one raises TypeError.
+
+    Options: every field of SamplingParams (temperature, top_k, top_p, min_p, seed, ...) and of StopCriteria
+    (max_tokens, min_tokens, stop, stop_token_ids, ignore_eos, include_stop), choice_count, priority, request_id,
+    keep_special_tokens, and `logprobs` and `prompt_logprobs` (alternatives per token).
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if unknown := given.keys() - _SAMPLING - _STOP - _INPUT - _LOGPROBS.keys():
+        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    request = gateway_pb2.GenerationInput(
+        model=model,
+        sampling=types_pb2.SamplingParams(**_only(given, _SAMPLING)),
+        stop=types_pb2.StopCriteria(**_only(given, _STOP)),
+        logprobs=types_pb2.LogprobOptions(**{_LOGPROBS[n]: v for n, v in given.items() if n in _LOGPROBS}),
+        **_only(given, _INPUT),
+    )
+    if isinstance(prompt, str):
+        request.text = prompt
+    elif prompt and isinstance(prompt[0], Mapping):
+        request.chat.CopyFrom(_chat(prompt))  # type: ignore[arg-type]  # a sequence of one kind
+    else:
+        request.token_ids.CopyFrom(gateway_pb2.TokenIds(ids=prompt))  # type: ignore[arg-type]
+    return request
+
+
+def _only(given: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name in names}
+
+
+def _chat(messages: Sequence[Mapping[str, str]]) -> gateway_pb2.Chat:
+    return gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(**message) for message in messages])
+
+
+def _finish_name(reason: int) -> str | None:
+    name = types_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()  # type: ignore[arg-type]
+    return None if name == "unspecified" else name
+
+
+def _client_error(error: Any) -> ClientError:
+    status = rpc_status.from_call(error)
+    info = error_details_pb2.ErrorInfo()
+    reason = next((info.reason for detail in (status.details if status else ()) if detail.Unpack(info)), "")
+    return ClientError(error.code(), reason, error.details() or error.code().name)
