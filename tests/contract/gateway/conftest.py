@@ -1,0 +1,74 @@
+"""A gateway's gRPC server in this process, behind it a scheduler that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from quire.v1 import gateway_pb2_grpc
+from services.common.rpc import OPTIONS, Server
+from services.gateway.engine import Engine
+from services.gateway.main import Readiness, make_server
+from services.gateway.settings import GatewaySettings
+from tests.contract.gateway.fake_scheduler import FakeScheduler
+
+
+class Stack(NamedTuple):
+    """What a test holds on to."""
+
+    scheduler: FakeScheduler
+    engine: Engine
+    server: Server
+    registry: CollectorRegistry
+    channel: grpc.aio.Channel
+    inference: gateway_pb2_grpc.InferenceServiceAsyncStub
+    admin: gateway_pb2_grpc.AdminServiceAsyncStub
+
+
+@asynccontextmanager
+async def running(folder: Path, scheduler: FakeScheduler, **settings: Any) -> AsyncIterator[Stack]:
+    listen = f"unix:{folder}/gateway.sock"
+    chosen = GatewaySettings(
+        listen=listen, scheduler=scheduler.target, metrics_listen="", http_listen="", drain_seconds=5, **settings
+    )
+    registry = CollectorRegistry()
+    engine = Engine(chosen, registry)
+    server = make_server(engine, chosen, registry)
+    await server.start()
+    readiness = Readiness(server)
+    engine.start(readiness.tell)
+    async with grpc.aio.insecure_channel(listen, options=OPTIONS) as channel:
+        inference = gateway_pb2_grpc.InferenceServiceStub(channel)
+        admin = gateway_pb2_grpc.AdminServiceStub(channel)
+        yield Stack(scheduler, engine, server, registry, channel, inference, admin)
+    await server.grpc.stop(0)
+    readiness.stop()
+    await engine.stop()
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def scheduler(tmp_path: Path) -> AsyncIterator[FakeScheduler]:
+    fake = FakeScheduler(f"unix:{tmp_path}/scheduler.sock")
+    await fake.start()
+    yield fake
+    await fake.stop()
+
+
+@pytest.fixture
+async def stack(tmp_path: Path, scheduler: FakeScheduler) -> AsyncIterator[Stack]:
+    async with running(tmp_path, scheduler) as made:
+        await eventually(lambda: made.engine.ready)
+        yield made

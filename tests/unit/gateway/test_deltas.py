@@ -1,0 +1,112 @@
+"""From tokens to deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from quire.v1 import types_pb2
+from services.gateway.deltas import ChoiceText, DeltaMaker, end_ids, scored_prompt
+from services.gateway.detokenizer import IncrementalDetokenizer
+from services.gateway.requests import OpenChoice, Score
+from services.gateway.stops import StopMatcher
+from services.gateway.tokenizer import ModelTokenizer
+from tests.fixtures.vocabularies import EOS, EOS_ID, SPECIALS, START_OF_TURN_ID, byte_level
+
+LENGTH, STOP = types_pb2.FINISH_REASON_LENGTH, types_pb2.FINISH_REASON_STOP
+TOKENIZER = ModelTokenizer(byte_level(["to", "ken"]).to_json(), {"eos_token": EOS})
+
+
+def maker(
+    choice: OpenChoice,
+    stops: Sequence[str] = (),
+    *,
+    ends: frozenset[int] = frozenset({EOS_ID}),
+    keep_special: bool = False,
+    scores: bool = False,
+) -> DeltaMaker:
+    matcher = StopMatcher(stops, () if keep_special else SPECIALS, False) if stops else None
+    detokenizer = IncrementalDetokenizer(TOKENIZER, (), not keep_special)
+    return DeltaMaker(TOKENIZER, choice, ChoiceText(TOKENIZER, detokenizer, matcher, ends, keep_special), scores)
+
+
+def test_all_that_is_there_comes_in_one_delta() -> None:
+    choice = OpenChoice(3)
+    deltas = maker(choice)
+    assert deltas.take() is None
+    choice.accept(0, [260, 261], [])
+    choice.accept(2, [*b"s"], [])
+    delta = deltas.take()
+    assert delta is not None
+    assert (delta.choice, delta.text, delta.token_ids, delta.finish_reason) == (3, "tokens", (260, 261, 115), None)
+    assert deltas.take() is None
+    choice.end = LENGTH
+    delta = deltas.take()
+    assert delta is not None
+    assert (delta.text, delta.token_ids, delta.finish_reason) == ("", (), LENGTH)
+    assert deltas.finished
+    assert deltas.take() is None
+
+
+@pytest.mark.parametrize("keep_special", [False, True])
+@pytest.mark.parametrize("stops", [(), ("zzz",)])
+def test_end_tokens_are_not_text(keep_special: bool, stops: tuple[str, ...]) -> None:
+    """A5: whether special tokens are shown or not, the one that ended the choice is not."""
+    choice = OpenChoice(0)
+    deltas = maker(choice, stops, keep_special=keep_special)
+    choice.accept(0, [*b"Hi.", START_OF_TURN_ID, EOS_ID], [])
+    choice.end, choice.stop_token_id = STOP, EOS_ID
+    delta = deltas.take()
+    assert delta is not None
+    assert delta.text == ("Hi.<|im_start|>" if keep_special else "Hi.")
+    assert (delta.token_ids[-1], delta.matched_token_id) == (EOS_ID, EOS_ID)
+
+
+def test_a_stop_string_cuts_tokens_and_scores() -> None:
+    choice = OpenChoice(0)
+    deltas = maker(choice, ["nst"], scores=True)
+    ids = [260, 261, ord("s"), ord("t"), ord("x")]
+    choice.accept(0, ids, [Score(-float(n), n, ()) for n in range(5)])
+    delta = deltas.take()
+    assert delta is not None
+    assert (delta.text, delta.token_ids, delta.matched_stop) == ("toke", (260, 261, 115, 116), "nst")
+    assert delta.logprobs is not None
+    assert [token.rank for token in delta.logprobs] == [0, 1, 2, 3]
+    assert (choice.end, choice.output, choice.ended_by_gateway) == (STOP, ids[:4], True)
+    assert choice.accept(4, [1], []) == 0  # what comes later is dropped
+
+
+def test_a_stop_string_wins_over_the_budget() -> None:
+    choice = OpenChoice(0)
+    deltas = maker(choice, ["ab"])
+    choice.accept(0, b"xab", [])
+    choice.end = LENGTH
+    delta = deltas.take()
+    assert delta is not None
+    assert (delta.text, delta.finish_reason, choice.ended_by_gateway) == ("x", STOP, False)
+
+
+def test_bytes_that_stay_incomplete_show_at_the_end() -> None:
+    choice = OpenChoice(0)
+    deltas = maker(choice)
+    choice.accept(0, [*b"ok", 0xF0, 0x9F], [])
+    first = deltas.take()
+    choice.end = LENGTH
+    last = deltas.take()
+    assert first is not None
+    assert last is not None
+    assert (first.text, last.text) == ("ok", "\ufffd")
+
+
+def test_scores_name_bytes_of_all_tokens() -> None:
+    prompt = scored_prompt(TOKENIZER, [260, 0xF0], [Score(-0.5, 2, ((261, -0.1),))])
+    assert (prompt[0].token, prompt[0].logprob) == (b"to", None)
+    assert (prompt[1].token, prompt[1].logprob, prompt[1].rank) == (b"\xf0", -0.5, 2)
+    assert (prompt[1].top[0].token, prompt[1].top[0].rank) == (b"ken", 1)
+
+
+def test_end_ids() -> None:
+    model = types_pb2.ModelDescription(eos_token_ids=[1, 2])
+    assert end_ids(model, types_pb2.StopCriteria(stop_token_ids=[7])) == {1, 2, 7}
+    assert end_ids(model, types_pb2.StopCriteria(stop_token_ids=[7], ignore_eos=True)) == {7}
