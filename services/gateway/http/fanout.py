@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -82,10 +83,11 @@ async def collect(events: AsyncIterator[tuple[int, Event]], prompts: int, choice
     started: dict[int, Started] = {}
     scores: dict[int, tuple[ScoredToken, ...]] = {}
     finished: dict[int, Finished] = {}
-    table = [[Choice() for _ in range(choices)] for _ in range(prompts)]
+    # Filled as choices appear: nothing may be allocated by a count that the engine has not admitted yet.
+    table: defaultdict[tuple[int, int], Choice] = defaultdict(Choice)
     async for prompt, event in events:
         if isinstance(event, Delta):
-            choice = table[prompt][event.choice]
+            choice = table[prompt, event.choice]
             choice.text.append(event.text)
             if event.logprobs is not None:
                 choice.logprobs = [*(choice.logprobs or ()), *event.logprobs]
@@ -97,9 +99,12 @@ async def collect(events: AsyncIterator[tuple[int, Event]], prompts: int, choice
             scores[prompt] = event.tokens
         else:
             finished[prompt] = event
-    if len(finished) != prompts or any(choice.last is None for row in table for choice in row):
+    ended = sum(choice.last is not None for choice in table.values())
+    if len(finished) != prompts or ended != prompts * choices:
         raise cut_short()
-    return [Answer(started[i], table[i], finished[i], scores.get(i)) for i in range(prompts)]
+    return [
+        Answer(started[i], [table[i, k] for k in range(choices)], finished[i], scores.get(i)) for i in range(prompts)
+    ]
 
 
 def cut_short() -> QuireError:

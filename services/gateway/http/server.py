@@ -23,14 +23,14 @@ KEEP_ALIVE_SECONDS = 75
 class HttpServer:
     """A running server; made by `serve_http`."""
 
-    def __init__(self, server: uvicorn.Server, task: asyncio.Task[None], address: str) -> None:
+    def __init__(self, server: _Server, task: asyncio.Task[None], address: str) -> None:
         self._server = server
         self._task = task
         self.address = address  # host:port that it serves on
 
     async def stop(self) -> None:
         """Refuses new connections, lets running answers end within `drain_seconds`, then cancels the rest."""
-        self._server.should_exit = True
+        self._server.ending.set()
         await self._task
 
 
@@ -59,9 +59,20 @@ async def serve_http(engine: Engine, settings: HttpSettings) -> HttpServer:
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ending = asyncio.Event()
+
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # signals belong to the gateway
-        yield
+    def capture_signals(self) -> Iterator[None]:
+        yield  # signals belong to the gateway
+
+    async def main_loop(self) -> None:
+        """uvicorn's own wakes ten times a second; for the date header once is enough."""
+        while not self.ending.is_set():
+            await self.on_tick(0)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.ending.wait(), 1.0)
 
 
 def _bind(address: str) -> socket.socket:

@@ -17,10 +17,12 @@ from tests.unit.gateway_http.fake_engine import FakeEngine, Settings
 
 def request(body: dict[str, Any]) -> bytes:
     content = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    )
-    return head.encode() + content
+    return post_head(len(content)) + content
+
+
+def post_head(length: int) -> bytes:
+    lines = ["POST /v1/completions HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {length}"]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
 async def connect(server: HttpServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -114,10 +116,7 @@ async def test_a_connection_serves_on_after_a_refused_body(server: HttpServer) -
     """S5: what follows a refused body is read as the next request, never as a part of it or the other way round."""
     reader, writer = await connect(server)
     size = (16 << 20) + 1
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {size}\r\n\r\n"
-    )
-    writer.write(head.encode())
+    writer.write(post_head(size))
     assert (await asyncio.wait_for(read_answer(reader), 5))[0] == 413
     writer.write((b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * (size // 30))[:size])
     writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
