@@ -1,0 +1,41 @@
+"""Runs the kvmanager: `quire serve kvmanager`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from quire.v1 import kvmanager_pb2, kvmanager_pb2_grpc
+from services.common import log as logs
+from services.common.rpc import Server
+from services.common.settings import describe, load
+from services.kvmanager.manager import KvManager
+from services.kvmanager.metrics import KvMetrics
+from services.kvmanager.servicer import KvManagerServicer
+from services.kvmanager.settings import KvManagerSettings
+
+log = logging.getLogger("quire.kvmanager")
+
+
+def main(argv: Sequence[str]) -> int:
+    settings = load(KvManagerSettings, "kvmanager", argv)
+    logs.configure("kvmanager", settings.log_level, settings.log_format)
+    log.info("starting: %s", describe(settings))
+    asyncio.run(serve(settings))
+    return 0
+
+
+async def serve(settings: KvManagerSettings) -> None:
+    """Serves until a signal. Ready at once: the kvmanager has nothing to warm up."""
+    registry = CollectorRegistry()
+    servicer = KvManagerServicer(KvManager(settings.lease_seconds))
+    registry.register(KvMetrics(servicer))
+    server = Server(settings, [kvmanager_pb2.DESCRIPTOR.services_by_name["KvManagerService"]], registry)
+    kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(servicer, server.grpc)
+    await server.start()
+    await server.set_ready(True)
+    log.info("serving", extra={"listen": settings.listen})
+    await server.run_until_signal(servicer.close)

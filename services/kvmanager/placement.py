@@ -1,0 +1,103 @@
+"""Where a sequence goes: a pure choice among places, with its reasons."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+RUNNING_TOKENS = 16
+"""A running sequence delays a newcomer about as much as this many prompt tokens: it shares every later step."""
+
+
+class Outcome(enum.IntEnum):
+    """What became of a reservation. Values are those of the wire."""
+
+    GRANTED = 1
+    NO_BLOCKS = 2
+    NEVER_FITS = 3
+    NO_EXECUTOR = 4
+    INVALID = 5
+
+
+class Need(NamedTuple):
+    """Blocks of one pool that a sequence would take."""
+
+    new_count: int  # beyond the cached ones
+    room: int  # that can be handed out now
+    whole_count: int  # cached ones included
+    pool_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One place on one allowed executor, with its load as the scheduler states it."""
+
+    executor_id: str
+    node: int
+    running_count: int
+    queued_tokens: int  # prompt tokens waiting there
+    prompt_tokens: int
+    cached_tokens: int
+    needs: tuple[Need, ...]  # per cache group
+
+    @property
+    def fits_ever(self) -> bool:
+        return all(need.whole_count <= need.pool_count for need in self.needs)
+
+    @property
+    def fits_now(self) -> bool:
+        return self.fits_ever and all(need.new_count <= need.room for need in self.needs)
+
+    @property
+    def cost(self) -> int:
+        """Prompt tokens that the executor computes before this sequence's first output, running ones converted."""
+        own = self.prompt_tokens - self.cached_tokens
+        return own + self.queued_tokens + RUNNING_TOKENS * self.running_count
+
+    @property
+    def share_left(self) -> float:
+        """Part of the tightest pool that stays available."""
+        return min((need.room - need.new_count) / need.pool_count for need in self.needs)
+
+
+class Decision(NamedTuple):
+    """The position of the chosen candidate (-1 for none) and why."""
+
+    outcome: Outcome
+    position: int
+    reasons: list[str]
+
+
+def choose(candidates: Sequence[Candidate]) -> Decision:
+    """The cheapest place that has room now; of equal ones the emptiest, then the first by executor and node."""
+    if not candidates:
+        return Decision(Outcome.NO_EXECUTOR, -1, ["no allowed executor is connected with that model and epoch"])
+    fitting = [index for index, candidate in enumerate(candidates) if candidate.fits_now]
+    if not fitting:
+        outcome = Outcome.NO_BLOCKS if any(c.fits_ever for c in candidates) else Outcome.NEVER_FITS
+        return Decision(outcome, -1, [_shortage(candidate) for candidate in candidates])
+
+    def rank(index: int) -> tuple[int, float, str, int]:
+        candidate = candidates[index]
+        return candidate.cost, -candidate.share_left, candidate.executor_id, candidate.node
+
+    best = min(fitting, key=rank)
+    chosen = candidates[best]
+    reasons = [
+        f"{chosen.cached_tokens} of {chosen.prompt_tokens} tokens cached",
+        f"{chosen.running_count} running, {chosen.queued_tokens} tokens queued",
+        f"cost {chosen.cost}, best of {len(fitting)} with room among {len(candidates)}",
+    ]
+    return Decision(Outcome.GRANTED, best, reasons)
+
+
+def _shortage(candidate: Candidate) -> str:
+    parts = [
+        f"{need.whole_count} blocks of {need.pool_count}"
+        if need.whole_count > need.pool_count
+        else f"{need.new_count} new blocks, {need.room} available"
+        for need in candidate.needs
+    ]
+    return f"{candidate.executor_id} node {candidate.node}: needs {'; '.join(parts)}"
