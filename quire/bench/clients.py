@@ -85,7 +85,10 @@ class OpenAIClient:
     def __init__(self, base_url: str, model: str, timeout: float, api_key: str, connections: int) -> None:
         self._base_url, self._model = base_url.rstrip("/"), model
         self._timeout = httpx.Timeout(timeout, connect=CONNECT_SECONDS)
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        # Plain bytes, because they are read as they come.
+        self._headers = {"Accept-Encoding": "identity"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
 
     async def __aenter__(self) -> Self:

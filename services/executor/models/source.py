@@ -32,7 +32,7 @@ def resolve(source: str, progress: Progress | None = None) -> Path:
         with _terminal_bar() as bar:
             return fetch(source, CATALOGUE[source], bar)
     path = Path(source).expanduser()
-    if path.exists():
+    if source and path.exists():
         return _check_local(path)
     match = HUB_ID.fullmatch(source)
     if match and not (source.endswith(".gguf") and match["file"] is None):
