@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
 from services.common.errors import QuireError, Reason
 from services.executor.models import source
@@ -17,8 +17,8 @@ from tests.fixtures.models import make_succ_model
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
 def cached_snapshot(tmp_path: Path, name: str = "org--name") -> Path:
