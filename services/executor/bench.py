@@ -1,4 +1,4 @@
-"""`quire bench engine`: what one executor computes without any RPC, driven by plans as its scheduler would send them."""
+"""`quire bench engine`: what one executor computes without RPC, driven by plans as its scheduler would send them."""
 
 from __future__ import annotations
 
@@ -39,15 +39,18 @@ def main(argv: Sequence[str]) -> int:
     logs.configure("bench", "warning", "text")
     batches = options.batch
     blocks = max(batches) * -(-(options.prompt + options.output) // options.block_size)
-    settings = ExecutorSettings(
-        model=options.model,
-        backend=options.backend,
-        dtype=options.dtype,
-        threads=options.threads,
-        block_size=options.block_size,
-        kv_blocks=blocks,
-        max_sequences=max(batches),
-        max_step_tokens=max(options.max_step_tokens, *batches),
+    # Validated, not constructed: the environment of services does not count here.
+    settings = ExecutorSettings.model_validate(
+        {
+            "model": options.model,
+            "backend": options.backend,
+            "dtype": options.dtype,
+            "threads": options.threads,
+            "block_size": options.block_size,
+            "kv_blocks": blocks,
+            "max_sequences": max(batches),
+            "max_step_tokens": max(options.max_step_tokens, *batches),
+        }
     )
     _tell(f"loading {options.model}")
     try:
@@ -66,7 +69,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(model: LoadedModel, limits: StepLimits, batch: int, prompt: int, output: int) -> Point:
-    """One run: `batch` sequences of `prompt` random tokens, `output` tokens each, greedy. ValueError: they do not fit."""
+    """One run: `batch` sequences of `prompt` random tokens, `output` tokens each, greedy.
+
+    Raises ValueError where they do not fit into the context.
+    """
     if prompt + output > model.backend.spec.context_length:
         raise ValueError(f"prompt and output exceed the context of {model.backend.spec.context_length} tokens")
     events: list[Event] = []

@@ -16,10 +16,8 @@ from services.executor.backends.base import StepOutputs, TokenScores
 from services.executor.batch import BlockTables, Step, StepLimits, build_step, choose_rows
 from services.executor.inventory import Inventory
 from services.executor.results import Ledger, Results
-from services.executor.sequences import Sequence
+from services.executor.sequences import ERROR, STOP, UNSPECIFIED, Sequence
 
-ERROR, STOP = FinishReason.FINISH_REASON_ERROR, FinishReason.FINISH_REASON_STOP
-UNSPECIFIED = FinishReason.FINISH_REASON_UNSPECIFIED
 BEFORE = executor_pb2.BLOCK_OPERATION_PHASE_BEFORE
 
 

@@ -189,6 +189,8 @@ async def _in_thread(function: Callable[[], T]) -> T:
     """Runs a long function in a thread that does not keep the process alive once a signal came."""
     future: Future[T] = Future()
 
+    future.set_running_or_notify_cancel()
+
     def run() -> None:
         try:
             future.set_result(function())

@@ -9,6 +9,9 @@ from quire.v1.types_pb2 import FinishReason
 from services.executor.backends.base import Sampled, SampleRow, SamplingRule, TokenScores
 from services.executor.credit import Credit
 
+UNSPECIFIED, STOP = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINISH_REASON_STOP
+LENGTH, ERROR = FinishReason.FINISH_REASON_LENGTH, FinishReason.FINISH_REASON_ERROR
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -89,7 +92,7 @@ class Sequence:
         if sampled.scores is not None:
             self.unreported.output_scores.append(sampled.scores)
         if token_id in self.ending.end_ids:
-            return FinishReason.FINISH_REASON_STOP
+            return STOP
         if len(self.output) >= self.ending.max_output:
-            return FinishReason.FINISH_REASON_LENGTH
-        return FinishReason.FINISH_REASON_UNSPECIFIED
+            return LENGTH
+        return UNSPECIFIED

@@ -27,12 +27,13 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         first = await anext(request_iterator, None)
         if first is None or first.WhichOneof("message") != "hello":
             raise QuireError(Reason.PROTOCOL, "the first message of Run is a hello")
-        session = await self._engine.open(first.hello)
-        yield executor_pb2.RunResponse(
-            welcome=executor_pb2.RunWelcome(epoch=session.epoch, description=self._engine.description)
-        )
+        # Shielded: half an opening would leave the older stream without a word.
+        session = await asyncio.shield(self._engine.open(first.hello))
         reading = asyncio.create_task(self._read(request_iterator, session))
         try:
+            yield executor_pb2.RunResponse(
+                welcome=executor_pb2.RunWelcome(epoch=session.epoch, description=self._engine.description)
+            )
             while True:
                 outgoing = await session.outgoing.get()
                 if outgoing is None:

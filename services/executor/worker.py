@@ -134,6 +134,8 @@ class Worker:
         future: Future[T] = Future()
 
         def answer() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # whoever asked has gone
             try:
                 future.set_result(function(self.steps))
             except BaseException as error:

@@ -124,7 +124,7 @@ async def empty(tmp_path) -> AsyncIterator[Executor]:
     kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(kvmanager, kv_server)
     kv_server.add_insecure_port(f"unix:{tmp_path}/kv.sock")
     await kv_server.start()
-    settings = ExecutorSettings(listen=f"unix:{tmp_path}/executor.sock", metrics_listen="")
+    settings = ExecutorSettings.model_validate({"listen": f"unix:{tmp_path}/executor.sock", "metrics_listen": ""})
     registry = CollectorRegistry()
     server = Server(settings, [executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"]], registry)
     backend = FakeBackend()

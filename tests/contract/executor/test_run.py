@@ -198,3 +198,21 @@ async def test_answers_do_not_depend_on_neighbours_chunks_or_timing(executor):
     assert len(complete) > 12
     for number in complete:
         assert tokens[number] == generate(prompts[number], 8)
+
+
+async def test_a_caller_that_leaves_while_opening_harms_nobody(executor):
+    executor.backend.gate = threading.Event()
+    old = await run(executor)
+    await old.plan(enter=[state(1, PROMPT, range(4))], grants=[(1, 32, 1)])
+    await eventually(lambda: executor.engine.worker.steps.computing_since is not None)
+    call = executor.stub.Run()
+    await call.write(executor_pb2.RunRequest(hello=executor_pb2.RunHello()))
+    await asyncio.sleep(0.05)
+    call.cancel()
+    await asyncio.sleep(0.05)
+    executor.backend.gate.set()
+    assert (await old.status())[0] == grpc.StatusCode.FAILED_PRECONDITION
+    again = await run(executor)
+    assert again.epoch == 3
+    await again.plan(enter=[state(1, PROMPT, range(4))], grants=[(1, 32, 9)])
+    assert tokens_by_sequence(await again.until_ended(1)) == {1: generate(PROMPT, 8)}
