@@ -7,6 +7,7 @@ prompt was cut into chunks. In bf16 and fp16 there is no such promise.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -98,7 +99,13 @@ class TorchBackend:
     def allocate_kv(self, shape: KvShape) -> None:
         spec = self.spec
         size = (spec.layer_count, 2 * spec.kv_head_count, shape.block_count, shape.block_size, spec.head_size)
-        self._kv = torch.zeros(size, dtype=_DTYPES[self.dtype], device=self._device)
+        dtype = _DTYPES[self.dtype]
+        if self._device.type == "cpu":
+            # Pages that the kernel zeroes on first use: torch.zeros would touch gigabytes at start.
+            memory = np.zeros(math.prod(size) * dtype.itemsize, np.uint8)
+            self._kv = torch.from_numpy(memory).view(dtype).view(size)
+        else:
+            self._kv = torch.zeros(size, dtype=dtype, device=self._device)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         kv = self._allocated()
