@@ -40,7 +40,7 @@ def apply(state: State, executor: Executor, results: executor_pb2.StepResults, n
 
 
 def _apply_tokens(state: State, executor: Executor, results: executor_pb2.StepResults, now: float) -> None:
-    running, decoding, all_ids = executor.running, executor.decoding, results.token_ids
+    running, decoding, all_ids = executor.running, executor.decoding, list(results.token_ids)
     low, at, total = executor.grant_steps, 0, 0
     for stay, count, computed, steps in zip(
         results.sequence_ids, results.token_counts, results.computed_lengths, results.step_counts, strict=True
@@ -58,7 +58,15 @@ def _apply_tokens(state: State, executor: Executor, results: executor_pb2.StepRe
             _answer_chunks(state, executor, sequence, steps)
         if count:
             total += count
-            _emit(sequence, all_ids[start:at])
+            request, ids = sequence.request, all_ids[start:at]
+            gateway = request.gateway
+            gateway.has_output = True
+            gateway.handles.append(request.handle)
+            gateway.choices.append(sequence.choice)
+            gateway.positions.append(len(sequence.token_ids) - request.prompt_length)
+            gateway.token_counts.append(count)
+            gateway.token_ids += ids
+            sequence.token_ids += ids
         if computed >= sequence.next_report_length:
             _report(state, executor, sequence)
         projected = sequence.projected_length
@@ -80,20 +88,6 @@ def _apply_tokens(state: State, executor: Executor, results: executor_pb2.StepRe
         marks.append((now, total))
         while now - marks[0][0] > RATE_SECONDS:
             marks.popleft()
-
-
-def _emit(sequence: Sequence, ids: list[int]) -> None:
-    """Hands new output tokens to the gateway."""
-    request = sequence.request
-    gateway = request.gateway
-    outbox = gateway.outbox
-    outbox.handles.append(request.handle)
-    outbox.choices.append(sequence.choice)
-    outbox.positions.append(len(sequence.token_ids) - request.prompt_length)
-    outbox.token_counts.append(len(ids))
-    outbox.token_ids.extend(ids)
-    gateway.has_output = True
-    sequence.token_ids += ids
 
 
 def _answer_chunks(state: State, executor: Executor, sequence: Sequence, steps: int) -> None:

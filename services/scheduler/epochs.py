@@ -7,7 +7,7 @@ from services.common.errors import QuireError, Reason
 from services.scheduler.lifecycle import abandon, enqueue, fail_request, leave_lost, requeue
 from services.scheduler.requests import say_models
 from services.scheduler.sequence import Phase
-from services.scheduler.state import UNLIMITED, Executor, Model, State
+from services.scheduler.state import UNLIMITED, Counters, Executor, Model, State
 
 
 def executor_opened(
@@ -22,13 +22,14 @@ def executor_opened(
     _note_models(state, now)
     model = executor.model
     if model is not None:
+        executor.counters = state.totals.setdefault((model.name, executor.index), Counters())
         known = state.models[model.name]
         known.window = max(known.window, 1)
 
 
 def executor_lost(state: State, executor: Executor, now: float) -> None:
     """A Run stream is gone: its sequences go back to the queue with all their tokens."""
-    executor.connected = False
+    executor.connected, executor.stream_failure = False, ""
     _lose_epoch(state, executor)
     _note_models(state, now)
 

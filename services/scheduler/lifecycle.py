@@ -134,7 +134,7 @@ def finish(
     elif sequence.phase is Phase.RESERVING:
         abandon(state, sequence)
     sequence.move(Phase.ENDED)
-    state.live_count -= 1
+    state.live_counts[sequence.request.model] -= 1
     request = sequence.request
     end_choice(request, sequence.choice, reason, error=error, stop_token_id=stop_token_id)
     if request.siblings_wait and sequence is request.lead:

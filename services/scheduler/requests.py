@@ -132,7 +132,7 @@ def _add_sequences(state: State, request: Request, submit: scheduler_pb2.Submit,
                 wants_prompt_scores=submit.logprobs.HasField("prompt_count") and not request.sequences,
             )
         )
-    state.live_count += len(request.sequences)
+    state.live_counts[request.model] += len(request.sequences)
 
 
 def _settle(state: State, sequence: Sequence, model: Model) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -30,7 +30,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Counters:
-    """Totals of one executor, for metrics."""
+    """Totals of one model on one executor, for metrics."""
 
     preemptions: int = 0
     prompt_tokens: int = 0
@@ -127,9 +127,28 @@ class Gateway:
 
     gateway_id: str
     requests: dict[int, Request] = field(default_factory=dict)  # by handle
-    outbox: scheduler_pb2.ServeResponse = field(default_factory=scheduler_pb2.ServeResponse)
-    has_output: bool = False
     open: bool = True
+    has_output: bool = False
+    outbox: scheduler_pb2.ServeResponse = field(default_factory=scheduler_pb2.ServeResponse)  # all but tokens
+    # New tokens: entry i is (handles[i], choices[i], positions[i], token_counts[i]), as on the wire.
+    handles: list[int] = field(default_factory=list)
+    choices: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    token_counts: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+    def take_output(self) -> scheduler_pb2.ServeResponse:
+        """All that happened since the last one, as one message."""
+        message = self.outbox
+        message.handles.extend(self.handles)
+        message.choices.extend(self.choices)
+        message.positions.extend(self.positions)
+        message.token_counts.extend(self.token_counts)
+        message.token_ids.extend(self.token_ids)
+        for part in (self.handles, self.choices, self.positions, self.token_counts, self.token_ids):
+            part.clear()
+        self.outbox, self.has_output = scheduler_pb2.ServeResponse(), False
+        return message
 
 
 @dataclass(slots=True)
@@ -150,7 +169,8 @@ class State:
         self.models: dict[str, Model] = {}
         self.gateways: list[Gateway] = []
         self.request_ids: dict[str, Request] = {}
-        self.live_count = 0  # sequences that have not ended
+        self.live_counts: Counter[str] = Counter()  # sequences that have not ended, by model
+        self.totals: dict[tuple[str, int], Counters] = {}  # by model and executor index
         self.draining = False
         self.deadlines: list[tuple[float, int, Request]] = []  # heap
         self.sequence_ids: Iterator[int] = itertools.count(first_sequence_id)
@@ -164,6 +184,10 @@ class State:
         self.extends: list[Sequence] = []
 
     @property
+    def live_count(self) -> int:
+        return self.live_counts.total()
+
+    @property
     def running_count(self) -> int:
         return sum(len(executor.running) for executor in self.executors)
 
@@ -171,10 +195,14 @@ class State:
     def waiting_count(self) -> int:
         return self.live_count - self.running_count
 
+    def waiting_count_of(self, model: str) -> int:
+        """Sequences of one model that hold no blocks."""
+        return self.live_counts[model] - sum(len(e.running) for e in self.serving(model))
+
     @property
     def ready(self) -> bool:
-        """Whether a request can be answered now."""
-        return self.kv_connected and any(executor.serves for executor in self.executors)
+        """Whether a new request can be answered now."""
+        return not self.draining and self.kv_connected and any(executor.serves for executor in self.executors)
 
     def serving(self, model: str) -> list[Executor]:
         """Executors that have the model."""

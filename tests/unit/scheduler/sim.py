@@ -65,7 +65,11 @@ def describe(
             eos_token_ids=[EOS],
         ),
         groups=[types_pb2.CacheGroup(group_id=0, name="target", block_size=block_size, block_bytes=64)],
-        pools=[types_pb2.BlockPool(pool_id=0, group_id=0, tier=types_pb2.TIER_DEVICE, block_count=blocks)],
+        pools=[
+            types_pb2.BlockPool(
+                pool_id=0, group_id=0, tier=types_pb2.TIER_DEVICE, format=types_pb2.KV_FORMAT_FP32, block_count=blocks
+            )
+        ],
         max_sequences=max_sequences,
         max_step_tokens=max_step_tokens,
         decode_step_seconds=0.01,
@@ -486,8 +490,7 @@ class Harness:
     def _read_gateway(self) -> None:
         if not self.gateway.has_output:
             return
-        message, self.gateway.outbox = self.gateway.outbox, scheduler_pb2.ServeResponse()
-        self.gateway.has_output = False
+        message = self.gateway.take_output()
         for started in message.started:
             assert not self.clients[started.handle].started
             self.clients[started.handle].started.append(started)
