@@ -28,13 +28,18 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-async def serve(settings: KvManagerSettings) -> None:
-    """Serves until a signal. Ready at once: the kvmanager has nothing to warm up."""
-    registry = CollectorRegistry()
+def build(settings: KvManagerSettings, registry: CollectorRegistry) -> tuple[Server, KvManagerServicer]:
+    """A server that is not started yet, and what it serves."""
     servicer = KvManagerServicer(KvManager(settings.lease_seconds))
     registry.register(KvMetrics(servicer))
     server = Server(settings, [kvmanager_pb2.DESCRIPTOR.services_by_name["KvManagerService"]], registry)
     kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(servicer, server.grpc)
+    return server, servicer
+
+
+async def serve(settings: KvManagerSettings) -> None:
+    """Serves until a signal. Ready at once: the kvmanager has nothing to warm up."""
+    server, servicer = build(settings, CollectorRegistry())
     await server.start()
     await server.set_ready(True)
     log.info("serving", extra={"listen": settings.listen})

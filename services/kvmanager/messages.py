@@ -36,7 +36,7 @@ def read_reservation(message: kvmanager_pb2.Reservation) -> Reservation:
     return Reservation(
         message.sequence_id,
         KeySpace(message.model_fingerprint, message.namespace, message.kv_policy, message.adapter),
-        array("i", message.token_ids),
+        array("i", message.token_ids[:]),
         message.lookahead_tokens,
         [AllowedExecutor(e.executor_id, e.epoch, e.running_count, e.queued_tokens) for e in message.executors],
         message.skip_prefix_cache,

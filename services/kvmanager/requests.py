@@ -31,7 +31,7 @@ def apply_request(
     for progress in request.progress:
         try:
             executor_id, blocks = manager.progress(
-                session, progress.sequence_id, progress.computed_length, progress.token_ids
+                session, progress.sequence_id, progress.computed_length, progress.token_ids[:]
             )
         except Refused as problem:
             _log_refusal("progress", session, progress.sequence_id, str(problem))

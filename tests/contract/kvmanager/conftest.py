@@ -1,0 +1,133 @@
+"""A real kvmanager behind a Unix socket, with peers that speak its streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from quire.v1 import executor_pb2, kvmanager_pb2, kvmanager_pb2_grpc, types_pb2
+from services.common.rpc import channel
+from services.kvmanager.main import build
+from services.kvmanager.settings import KvManagerSettings
+
+MODEL = "a" * 64
+LEASE_SECONDS = 0.3
+WAIT = 5.0
+
+
+class Scheduler:
+    """A scheduler's end of its stream."""
+
+    def __init__(self, stub: Any, name: str = "s") -> None:
+        self.call = stub.Reserve()
+        self.name = name
+
+    async def hello(self, **fields: Any) -> kvmanager_pb2.ReserveResponse:
+        return await self.ask(hello=kvmanager_pb2.ReserveHello(scheduler_id=self.name), **fields)
+
+    async def tell(self, **fields: Any) -> None:
+        await self.call.write(kvmanager_pb2.ReserveRequest(**fields))
+
+    async def read(self) -> kvmanager_pb2.ReserveResponse:
+        message = await asyncio.wait_for(self.call.read(), WAIT)
+        assert message is not grpc.aio.EOF, await self.call.code()
+        return message
+
+    async def ask(self, **fields: Any) -> kvmanager_pb2.ReserveResponse:
+        await self.tell(**fields)
+        return await self.read()
+
+    async def reserve(self, sequence_id: int, tokens: Iterable[int], **fields: Any) -> kvmanager_pb2.ReservationResult:
+        response = await self.ask(reservations=[reservation(sequence_id, tokens, **fields)])
+        (result,) = response.reservations
+        return result
+
+
+class Executor:
+    """An executor's end of its stream."""
+
+    def __init__(self, stub: Any, name: str = "e") -> None:
+        self.call = stub.Report()
+        self.name = name
+
+    async def register(self, *, epoch: int = 1, blocks: int = 8, **fields: Any) -> int:
+        return await self.ask(description=description(self.name, blocks), epoch=epoch, **fields)
+
+    async def ask(self, **fields: Any) -> int:
+        await self.call.write(kvmanager_pb2.ReportRequest(**fields))
+        message = await asyncio.wait_for(self.call.read(), WAIT)
+        assert message is not grpc.aio.EOF, await self.call.code()
+        return int(message.epoch)
+
+    async def lose(self) -> None:
+        self.call.cancel()
+        await asyncio.wait([asyncio.ensure_future(self.call.code())])
+
+
+def description(name: str = "e", blocks: int = 8, model: str = MODEL) -> types_pb2.ExecutorDescription:
+    """Blocks of four tokens."""
+    return types_pb2.ExecutorDescription(
+        executor_id=name,
+        model=types_pb2.ModelDescription(fingerprint=model),
+        groups=[types_pb2.CacheGroup(group_id=0, name="target", block_size=4)],
+        pools=[
+            types_pb2.BlockPool(
+                pool_id=0, group_id=0, tier=types_pb2.TIER_DEVICE, format=types_pb2.KV_FORMAT_BF16, block_count=blocks
+            )
+        ],
+    )
+
+
+def reservation(
+    sequence_id: int, tokens: Iterable[int], *, executor: str = "e", epoch: int = 1, **fields: Any
+) -> kvmanager_pb2.Reservation:
+    return kvmanager_pb2.Reservation(
+        sequence_id=sequence_id,
+        token_ids=tokens,
+        executors=[kvmanager_pb2.ExecutorLoad(executor_id=executor, epoch=epoch)],
+        **{"model_fingerprint": MODEL, "namespace": "default", **fields},
+    )
+
+
+def sealed(response: kvmanager_pb2.ReserveResponse) -> list[executor_pb2.SealedBlock]:
+    (of_executor,) = response.sealed
+    return list(of_executor.blocks)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+async def stub(tmp_path: Path, registry: CollectorRegistry) -> AsyncIterator[Any]:
+    settings = KvManagerSettings(
+        listen=f"unix:{tmp_path}/kv.sock", metrics_listen="", lease_seconds=LEASE_SECONDS, drain_seconds=0
+    )
+    server, servicer = build(settings, registry)
+    await server.start()
+    await server.set_ready(True)
+    async with channel(settings.listen, settings) as peer:
+        yield kvmanager_pb2_grpc.KvManagerServiceStub(peer)
+    await servicer.close()
+    await server.grpc.stop(1.0)
+
+
+async def status(stub: Any) -> kvmanager_pb2.GetKvStatusResponse:
+    response = await stub.GetKvStatus(kvmanager_pb2.GetKvStatusRequest())
+    assert list(response.violations) == []
+    return response
+
+
+async def until_available(scheduler: Scheduler, count: int) -> None:
+    """Reads pushes until the executor has that many blocks to give."""
+    while True:
+        message = await scheduler.read()
+        if any(space.available_block_count == count for space in message.space):
+            return
