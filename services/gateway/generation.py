@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +18,7 @@ from services.gateway.metrics import RequestMeter
 from services.gateway.requests import OpenRequest, RequestTable
 from services.gateway.scheduler_link import SchedulerLink
 
+log = logging.getLogger("quire.gateway")
 INLINE_SCORES = 4096
 
 
@@ -180,6 +182,11 @@ class Generation(AsyncIterator[Event]):
             self._link.cancel(request)
         self._table.remove(request)
         output = sum(len(choice.output) for choice in request.choices)
+        log.log(
+            logging.WARNING if outcome == "error" else logging.DEBUG,
+            "request ended",
+            extra={"request_id": request.request_id, "outcome": outcome, "tokens": output, "reason": str(error or "")},
+        )
         self._opened.meter.finish(outcome, len(request.prompt_ids), output, asyncio.get_running_loop().time())
         request.wake()  # a reader that waits meets the error
 

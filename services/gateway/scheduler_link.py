@@ -219,7 +219,7 @@ class SchedulerLink:
             if request is None:
                 continue
             with self._failing(request):
-                if entry.prompt.chosen and entry.choice == 0:
+                if entry.prompt.chosen:
                     request.accept_prompt_scores(entry.prompt_start, unpack(entry.prompt))
                 output.setdefault((entry.handle, entry.choice), []).extend(unpack(entry.output))
         return output

@@ -1,0 +1,30 @@
+"""Where the gateway may serve."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from services.gateway.settings import GatewaySettings
+
+
+def test_defaults_serve_loopback_only() -> None:
+    settings = GatewaySettings()
+    assert (settings.listen, settings.http_listen) == ("127.0.0.1:50051", "127.0.0.1:8000")
+    assert (settings.scheduler, settings.metrics_listen) == ("127.0.0.1:50052", "127.0.0.1:9101")
+
+
+@pytest.mark.parametrize("field", ["listen", "http_listen", "metrics_listen"])
+def test_other_addresses_need_a_stated_trust(field: str) -> None:
+    with pytest.raises(ValidationError, match=f"{field}: 0.0.0.0"):
+        GatewaySettings.model_validate({field: "0.0.0.0:1"})
+    assert GatewaySettings.model_validate({field: "0.0.0.0:1", "trust_network": True})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_prompt_bytes", 0), ("hold_tokens", 0), ("slow_reader_seconds", 0), ("resume_seconds", -1)],
+)
+def test_wrong_values_are_refused(field: str, value: float) -> None:
+    with pytest.raises(ValidationError, match=field):
+        GatewaySettings.model_validate({field: value})
