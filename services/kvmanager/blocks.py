@@ -28,6 +28,14 @@ class Taken(NamedTuple):
     evicted: list[int]
 
 
+class Snapshot(NamedTuple):
+    """A copy of a pool's books, by block."""
+
+    references: array[int]
+    states: bytes
+    keyed: bytes
+
+
 class BlockPool:
     """Owns `count` blocks. Every method either does all it says or raises and changes nothing.
 
@@ -64,9 +72,6 @@ class BlockPool:
     def leased_count(self) -> int:
         return self.count - self.available_count
 
-    def references(self, block: int) -> int:
-        return self._references[block]
-
     def idle_among(self, blocks: Sequence[int]) -> int:
         """How many of these blocks nobody holds."""
         references = self._references
@@ -78,9 +83,8 @@ class BlockPool:
     def is_keyed(self, block: int) -> bool:
         return bool(self._keyed[block])
 
-    def reference_counts(self) -> array[int]:
-        """A copy of all reference counts, by block."""
-        return self._references[:]
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self._references[:], bytes(self._states), bytes(self._keyed))
 
     def free_order(self) -> list[int]:
         """Free blocks in the order in which they will be handed out."""

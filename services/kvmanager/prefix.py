@@ -21,8 +21,10 @@ class PrefixIndex:
     def find(self, key: bytes) -> int | None:
         return self._block_by_key.get(key)
 
-    def key_of(self, block: int) -> bytes | None:
-        return self._key_by_block[block]
+    def one_sided(self) -> int:
+        """Entries that their block does not confirm: always 0 unless the books are broken."""
+        keys = self._key_by_block
+        return sum([keys[block] is not key for key, block in self._block_by_key.items()])
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
         """Blocks of the longest leading run of known keys. Changes nothing."""

@@ -49,7 +49,7 @@ def test_holding_a_cached_block_saves_it_from_eviction_and_makes_it_the_newest_l
     assert pool.idle_among([0, 1, 2]) == 1
     pool.drop(0)
     assert pool.eviction_order() == [2, 0]
-    assert pool.references(1) == 1
+    assert pool.snapshot().references[1] == 1
     assert pool.state(1) == BlockState.READY
 
 
@@ -100,7 +100,7 @@ def test_restore_refuses_repeated_and_held_blocks(blocks: list[int]) -> None:
 
 def test_refusals_change_nothing() -> None:
     pool = cached_pool(4, cached=1)
-    before = (pool.free_order(), pool.eviction_order(), pool.reference_counts())
+    before = (pool.free_order(), pool.eviction_order(), pool.snapshot())
     with pytest.raises(ValueError, match="5 blocks asked for, 4 available"):
         pool.take(5)
     with pytest.raises(ValueError, match="freed twice"):
@@ -115,7 +115,7 @@ def test_refusals_change_nothing() -> None:
         pool.keep(2)
     with pytest.raises(ValueError, match="not keyed"):
         pool.forget(2)
-    assert (pool.free_order(), pool.eviction_order(), pool.reference_counts()) == before
+    assert (pool.free_order(), pool.eviction_order(), pool.snapshot()) == before
 
 
 def test_states_only_go_forward_while_held() -> None:

@@ -305,4 +305,4 @@ class KvManagerMachine(RuleBasedStateMachine):
 
 
 TestKvManager = KvManagerMachine.TestCase
-TestKvManager.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestKvManager.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
