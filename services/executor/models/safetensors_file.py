@@ -37,7 +37,7 @@ class SafetensorsFile:
                 raise load_failed(
                     f"{path}: tensor {name} {list(shape)} {format_} does not fill its {end - begin} bytes"
                 )
-        self._bytes: Bytes = np.memmap(path, np.uint8, mode="r")
+        self._bytes: Bytes = np.memmap(path, np.uint8, mode="c")  # private: arrays count as writable
 
     def read(self, name: str) -> tuple[str, Shape, Bytes]:
         """Format, shape and bytes [rows, bytes per row] of a tensor."""
