@@ -68,7 +68,9 @@ class Link(Generic[Out, In]):
         while True:
             error = await self._session()
             was_up, self._up = self._up, False
-            if was_up or not told:  # a peer that stays away is named once
+            if self._dropped is not None and self._dropped.done():
+                log.info("opening a new stream to %s", self.name, extra={"why": error.message})
+            elif was_up or not told:  # a peer that stays away is named once
                 log.warning("no stream to %s", self.name, extra={"reason": error.reason.name, "error": error.message})
             told = True
             self._peer.lost(error)
