@@ -105,8 +105,8 @@ async def test_small_model_is_exact_however_it_is_served(small: Truth) -> None:
 
 async def test_small_model_survives_preemption(small: Truth) -> None:
     draw = random.Random(8)
-    prompts = [[draw.randrange(256) for _ in range(40)] for _ in range(6)]
-    truth = Truth(small.model, [], [], 88)
+    prompts = [[draw.randrange(256) for _ in range(20)] for _ in range(6)]
+    truth = Truth(small.model, [], [], 200)
     answers = [reference_generate(Path(small.model), prompt, truth.tokens) for prompt in prompts]
     await check_preemption(truth, prompts, answers)
 
