@@ -47,7 +47,7 @@ class Cli:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=60,
         )
         assert not check or done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done

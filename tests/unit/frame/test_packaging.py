@@ -1,7 +1,10 @@
 """What generates code, what is locked and what the package asks for must agree."""
 
+import ast
 import re
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -63,3 +66,27 @@ def test_locks_agree() -> None:
     for name in LOCKS[1:]:
         both = everything.keys() & locked(name).keys()
         assert {n: everything[n] for n in both} == {n: locked(name)[n] for n in both}
+
+
+def imports(folder: Path) -> set[str]:
+    """Top-level names that the Python files below a folder import."""
+    found: set[str] = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    project = PROJECT["project"]
+    extras = project["optional-dependencies"]
+    declared = {"pydantic-core"}  # pydantic pins it and is declared
+    declared |= {Requirement(text).name for text in [*project["dependencies"], *extras["torch"], *extras["cuda"]]}
+    providers = packages_distributions()
+    for package in ("quire", "services", "kernels"):
+        for name in imports(ROOT / package) - set(sys.stdlib_module_names) - {"quire", "services", "kernels"}:
+            names = {one.lower().replace("_", "-") for one in providers[name]}
+            assert names & declared, f"{package} imports {name}"
