@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -17,6 +19,7 @@ class MergedLog:
     def __init__(self, path: Path, names: list[str], terminal: TextIO | None) -> None:
         self._path, self._terminal = path, terminal
         self._file = path.open("a", buffering=1, encoding="utf-8", errors="replace")
+        self._shown: Callable[[str], None] = self._show
         self._width = max(map(len, names))
         self._color = {name: _COLORS[index % len(_COLORS)] for index, name in enumerate(names)}
         self._recent = {name: deque[str](maxlen=8) for name in names}
@@ -31,8 +34,19 @@ class MergedLog:
         if self._terminal is not None:
             if self._terminal.isatty():
                 label = f"\x1b[{self._color[name]}m{label}\x1b[0m"
-            self._terminal.write(f"{label}{text}\n")
-            self._terminal.flush()
+            self._shown(f"{label}{text}\n")
+
+    @contextmanager
+    def hold_terminal(self) -> Iterator[None]:
+        """Keeps lines off the terminal meanwhile, so that other text stays in one piece; they follow at the end."""
+        held: list[str] = []
+        shown, self._shown = self._shown, held.append
+        try:
+            yield
+        finally:
+            self._shown = shown
+            for line in held:
+                shown(line)
 
     def recent(self, name: str) -> list[str]:
         """The last lines of a service."""
@@ -40,6 +54,11 @@ class MergedLog:
 
     def close(self) -> None:
         self._file.close()
+
+    def _show(self, line: str) -> None:
+        assert self._terminal is not None
+        self._terminal.write(line)
+        self._terminal.flush()
 
     def _rotate(self) -> None:
         self._file.close()

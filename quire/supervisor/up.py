@@ -59,7 +59,8 @@ def run_foreground(
         supervisor = Supervisor(specs, options.drain_seconds, directory, state, merged)
 
         async def when_ready() -> None:
-            await greet(state, terminal, demo=demo)
+            with merged.hold_terminal():
+                await greet(state, terminal, demo=demo)
 
         status = asyncio.run(supervisor.run(when_ready))
         if state.problem:
@@ -72,8 +73,8 @@ async def greet(state: RunState, out: TextIO | None, *, demo: bool) -> None:
     try:
         async with asyncio.timeout(MODELS_APPEAR_SECONDS):
             await greeting.wait_for_model(state.grpc, state.models)
-            if out is not None and demo:
-                await greeting.first_answer(state.grpc, state.models[0], out)
+        if out is not None and demo:
+            await greeting.first_answer(state.grpc, state.models[0], out)
     except (grpc.aio.AioRpcError, TimeoutError) as error:
         # The services are up and say so; the log shows what is wrong with this request.
         text = error.details() if isinstance(error, grpc.aio.AioRpcError) else "no answer in time"

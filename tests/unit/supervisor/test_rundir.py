@@ -1,3 +1,4 @@
+import io
 import os
 from pathlib import Path
 
@@ -44,4 +45,16 @@ def test_merged_lines_carry_aligned_names(tmp_path: Path) -> None:
     log.line("longer", "two")
     assert (tmp_path / "log").read_text() == "a      | one\nlonger | two\n"
     assert log.recent("longer") == ["two"]
+    log.close()
+
+
+def test_lines_held_off_the_terminal_follow(tmp_path: Path) -> None:
+    terminal = io.StringIO()
+    log = MergedLog(tmp_path / "log", ["a"], terminal)
+    with log.hold_terminal():
+        log.line("a", "one")
+        terminal.write("an answer\n")
+    log.line("a", "two")
+    assert terminal.getvalue() == "an answer\na | one\na | two\n"
+    assert (tmp_path / "log").read_text() == "a | one\na | two\n"
     log.close()
