@@ -26,7 +26,7 @@ _MAX_SCORES = 1 << 24  # elements of one group's scores: 64 MiB in fp32
 class AttentionGroup:
     """B parts of N queries each over L context slots."""
 
-    rows: Tensor  # [B * N] rows of the flattened batch
+    rows: Tensor | None  # [B * N] rows of the flattened batch; None: the first B * N in order
     part_count: int  # B
     query_count: int  # N
     row_count: int  # N * query heads per kv head, padded; a token's heads lie together
@@ -131,7 +131,7 @@ def _group(
         return torch.from_numpy(array).to(device)
 
     return AttentionGroup(
-        rows=put(rows.reshape(-1)),
+        rows=None if np.array_equal(rows.reshape(-1), np.arange(rows.size)) else put(rows.reshape(-1)),
         part_count=len(parts),
         query_count=count,
         row_count=row_count,

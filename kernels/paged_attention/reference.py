@@ -20,11 +20,17 @@ def paged_attention(queries: Tensor, cache: Tensor, plan: AttentionPlan, scale: 
         raise ValueError(f"paged_attention of queries {list(queries.shape)} over a cache {list(cache.shape)}")
     out = queries.new_zeros(tokens, heads * width)
     for group in plan.groups:
-        out.index_copy_(0, group.rows, _attend(queries.index_select(0, group.rows), cache, group, scale))
+        if group.rows is None:
+            mixed = _attend(queries[: group.part_count * group.query_count], cache, group, scale)
+            out[: group.part_count * group.query_count].view(mixed.shape).copy_(mixed)
+        else:
+            mixed = _attend(queries.index_select(0, group.rows), cache, group, scale)
+            out.index_copy_(0, group.rows, mixed.reshape(-1, heads * width))
     return out
 
 
 def _attend(queries: Tensor, cache: Tensor, group: AttentionGroup, scale: float) -> Tensor:
+    """The group's queries [B * N, heads, D] to [B, N, kv heads, heads per kv head, D]."""
     heads, width = queries.shape[1:]
     kv_heads = cache.shape[0] // 2
     parts, count, context = group.part_count, group.query_count, group.context
@@ -37,7 +43,8 @@ def _attend(queries: Tensor, cache: Tensor, group: AttentionGroup, scale: float)
         values.view(kv_heads, parts, context, width)[:, :, group.tail_start :].masked_fill_(group.stale, 0.0)
 
     # Rows of one kv head: token after token, the heads that share it together.
-    rows = queries.new_zeros(kv_heads, parts, group.row_count, width)
+    make = queries.new_empty if used == group.row_count else queries.new_zeros
+    rows = make((kv_heads, parts, group.row_count, width))
     by_token = rows[:, :, :used].view(kv_heads, parts, count, -1, width)
     torch.mul(queries.view(parts, count, kv_heads, -1, width).permute(2, 0, 1, 3, 4), scale, out=by_token)
 
@@ -47,5 +54,4 @@ def _attend(queries: Tensor, cache: Tensor, group: AttentionGroup, scale: float)
         tail.masked_fill_(group.hidden, float("-inf"))
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(queries.dtype)
     mixed = torch.bmm(weights, values).view(kv_heads, parts, group.row_count, width)[:, :, :used]
-    by_token = mixed.view(kv_heads, parts, count, -1, width)
-    return by_token.permute(1, 2, 0, 3, 4).reshape(parts * count, heads * width)
+    return mixed.view(kv_heads, parts, count, -1, width).permute(1, 2, 0, 3, 4)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.executor.backends.torch_rows import RowSizes
+from services.executor.backends.torch_rows import RowSizes, multiply
 
 _SCRATCH_VALUES = 1 << 19  # 2 MiB of fp32: stays in the outer caches
 _NATIVE_ROWS = 2
@@ -34,11 +34,9 @@ class ExactLinear:
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if len(x) <= self.rows.largest:
-            out = F.linear(x, weight)
+            out = multiply(x, weight)
         else:
-            out = x.new_empty(len(x), len(weight))
-            for piece in self.rows.pieces(len(x)):
-                torch.mm(x[piece], weight.t(), out=out[piece])
+            out = torch.cat([multiply(x[piece], weight) for piece in self.rows.pieces(len(x))])
         return out if bias is None else out.add_(bias)
 
 
@@ -82,7 +80,10 @@ class WideningLinear:
             part = weight[start : start + step]
             wide = self._scratch[: part.numel()].view(part.shape)
             wide.copy_(part)
-            torch.mm(x, wide.t(), out=out[:, start : start + step])
+            if 16 <= len(x) <= 64:  # as in torch_rows.multiply
+                out[:, start : start + step] = torch.mm(wide, x.t()).t()
+            else:
+                torch.mm(x, wide.t(), out=out[:, start : start + step])
         return out
 
 

@@ -19,9 +19,10 @@ log = logging.getLogger("quire.executor")
 Product = Callable[[Tensor], Tensor]
 
 _REFERENCE = 16
-_CANDIDATES = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_CANDIDATES = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
+_OUTPUTS_AT_ONCE = 1024  # of a few rows: what the caches hold
 _CONTEXTS = (64, 512)  # attention products to try
-_PROBE_ROWS_OF_WEIGHT = 1 << 15
+_PROBED_OUTPUTS = 1 << 12  # of each matrix; kernels are picked by rows and width
 _DISTINCT = 13  # rows that fill a trial, so that equal ones meet different places in a kernel's tiles
 
 
@@ -52,7 +53,7 @@ def find_row_sizes(weights: Iterable[Tensor], head_size: int) -> RowSizes:
     Falls back to the reference size alone, where a product of that size agrees at least with itself.
     """
     generator = torch.Generator().manual_seed(0)
-    by_shape = {weight.shape: weight[:_PROBE_ROWS_OF_WEIGHT] for weight in weights}
+    by_shape = {weight.shape: weight[:_PROBED_OUTPUTS] for weight in weights}
     products = [(weight.shape[1], _linear(weight)) for weight in by_shape.values()]
     for context in _CONTEXTS:
         values = torch.randn(1, context, head_size, generator=generator)
@@ -67,8 +68,20 @@ def find_row_sizes(weights: Iterable[Tensor], head_size: int) -> RowSizes:
     return RowSizes(tuple(sorted(sizes)))
 
 
+def multiply(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, K] by weight [N, K] to [T, N]: the fastest of three ways, which round alike."""
+    if 16 <= len(x) <= 64:  # threads share the outputs evenly this way
+        return torch.mm(weight, x.t()).t().contiguous()
+    if len(x) > 8 or len(weight) <= _OUTPUTS_AT_ONCE:
+        return F.linear(x, weight)
+    out = x.new_empty(len(x), len(weight))
+    for start in range(0, len(weight), _OUTPUTS_AT_ONCE):
+        torch.mm(x, weight[start : start + _OUTPUTS_AT_ONCE].t(), out=out[:, start : start + _OUTPUTS_AT_ONCE])
+    return out
+
+
 def _linear(weight: Tensor) -> Product:
-    return lambda x: F.linear(x, weight)
+    return lambda x: multiply(x, weight)
 
 
 def _batched(matrix: Tensor) -> Product:
