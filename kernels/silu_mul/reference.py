@@ -18,9 +18,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         return F.silu(gate_up[:, :size]).mul_(gate_up[:, size:])
     # A thread's share may end inside a row, where torch computes exp in another way than in whole vectors; in pieces
     # below its splitting size a row's result does not depend on its neighbours or on the number of threads.
-    out = torch.empty((len(gate_up), size), dtype=gate_up.dtype)
+    out = torch.empty((gate_up.shape[0], size), dtype=gate_up.dtype)
     step = max(1, _SERIAL_VALUES // size)
-    for start in range(0, len(gate_up), step):
+    for start in range(0, gate_up.shape[0], step):
         rows, part = gate_up[start : start + step], out[start : start + step]
         torch.mul(F.silu(rows[:, :size]), rows[:, size:], out=part)
     return out

@@ -33,10 +33,10 @@ class ExactLinear:
         self.rows = rows
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if len(x) <= self.rows.largest:
+        if x.shape[0] <= self.rows.largest:
             out = multiply(x, weight)
         else:
-            out = torch.cat([multiply(x[piece], weight) for piece in self.rows.pieces(len(x))])
+            out = torch.cat([multiply(x[piece], weight) for piece in self.rows.pieces(x.shape[0])])
         return out if bias is None else out.add_(bias)
 
 
@@ -64,7 +64,7 @@ class WideningLinear:
         self._scratch = torch.empty(_SCRATCH_VALUES)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if len(x) <= _NATIVE_ROWS and weight.dtype == torch.bfloat16:
+        if x.shape[0] <= _NATIVE_ROWS and weight.dtype == torch.bfloat16:
             out = F.linear(x.to(weight.dtype), weight).float()
         else:
             out = self._widened(x, weight)
@@ -75,12 +75,12 @@ class WideningLinear:
         step = max(1, _SCRATCH_VALUES // width)
         if width > _SCRATCH_VALUES:
             return F.linear(x, weight.float())
-        out = x.new_empty(len(x), count)
+        out = x.new_empty(x.shape[0], count)
         for start in range(0, count, step):
             part = weight[start : start + step]
             wide = self._scratch[: part.numel()].view(part.shape)
             wide.copy_(part)
-            if 16 <= len(x) <= 64:  # as in torch_rows.multiply
+            if 16 <= x.shape[0] <= 64:  # as in torch_rows.multiply
                 out[:, start : start + step] = torch.mm(wide, x.t()).t()
             else:
                 torch.mm(x, wide.t(), out=out[:, start : start + step])

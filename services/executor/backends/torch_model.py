@@ -47,7 +47,7 @@ class TorchModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 logits [R, V] of rows [R, H] of what `hidden` returned."""
-        count = len(hidden)
+        count = hidden.shape[0]
         padded = self._linear.rows.pad(count)
         if padded > count:
             hidden = F.pad(hidden, (0, 0, 0, padded - count))
@@ -56,9 +56,9 @@ class TorchModel:
 
     def _attention(self, layer: LayerWeights, x: Tensor, batch: Batch, cache: Tensor) -> Tensor:
         spec = self._spec
-        qkv = self._linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, spec.head_size)
+        qkv = self._linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, spec.head_size)
         rotate_(qkv[:, : spec.head_count + spec.kv_head_count], batch.cos, batch.sin)
-        kv_write(cache, qkv[: len(batch.slots), spec.head_count :], batch.slots)
+        kv_write(cache, qkv[: batch.slots.shape[0], spec.head_count :], batch.slots)
         mixed = paged_attention(qkv[:, : spec.head_count], cache, batch.attention, self._scale)
         return self._linear(mixed, layer.o, layer.o_bias)
 
