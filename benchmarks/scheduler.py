@@ -17,7 +17,8 @@ from services.scheduler.apply import apply
 from services.scheduler.reserve import take
 from services.scheduler.state import Limits
 from services.scheduler.turn import turn
-from tests.unit.scheduler.sim import Harness, describe, submit
+from tests.unit.scheduler.sim import Harness, submit
+from tests.unit.scheduler.sim_executor import describe
 
 ROUNDS = 100
 

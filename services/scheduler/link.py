@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, Protocol, TypeVar
@@ -93,8 +92,7 @@ class Link(Generic[Out, In]):
         finally:
             call.cancel()
             reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({reading})
+            await asyncio.wait({reading})  # a cancellation of this task must get through
 
     async def _read(self, call: Any) -> QuireError:
         try:

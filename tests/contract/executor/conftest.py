@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -118,7 +117,6 @@ async def eventually(check) -> None:
 @pytest.fixture
 async def empty(tmp_path) -> AsyncIterator[Executor]:
     """An executor that holds no model; its kvmanager is a fake one."""
-    logging.getLogger("quire").setLevel(logging.ERROR)
     kvmanager = FakeKvManager()
     kv_server = grpc.aio.server()
     kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(kvmanager, kv_server)

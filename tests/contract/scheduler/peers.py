@@ -27,7 +27,8 @@ from services.kvmanager.servicer import KvManagerServicer
 from services.scheduler.loop import SchedulerLoop
 from services.scheduler.servicer import SchedulerServicer
 from services.scheduler.settings import SchedulerSettings
-from tests.unit.scheduler.sim import Client, SimExecutor
+from tests.unit.scheduler.sim import Client
+from tests.unit.scheduler.sim_executor import SimExecutor
 
 BUNDLE = b"bundle" * 1000
 

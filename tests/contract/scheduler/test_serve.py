@@ -14,7 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from tests.contract.scheduler.peers import BUNDLE, World, until
-from tests.unit.scheduler.sim import describe, reference, submit
+from tests.unit.scheduler.sim import submit
+from tests.unit.scheduler.sim_executor import describe, reference
 
 ERROR = types_pb2.FINISH_REASON_ERROR
 

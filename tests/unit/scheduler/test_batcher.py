@@ -8,7 +8,8 @@ from quire.v1 import executor_pb2, scheduler_pb2
 from services.scheduler.apply import MAX_GRANT_STEPS, apply, grant_steps
 from services.scheduler.batcher import plan
 from services.scheduler.state import Executor, Limits
-from tests.unit.scheduler.sim import Harness, describe, submit
+from tests.unit.scheduler.sim import Harness, submit
+from tests.unit.scheduler.sim_executor import describe
 
 
 def place(harness: Harness) -> None:

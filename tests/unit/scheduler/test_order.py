@@ -8,7 +8,8 @@ from services.scheduler.queue import WaitingQueue
 from services.scheduler.reserve import reserve, take
 from services.scheduler.sequence import Phase, Sequence
 from services.scheduler.state import Limits
-from tests.unit.scheduler.sim import Harness, describe, submit
+from tests.unit.scheduler.sim import Harness, submit
+from tests.unit.scheduler.sim_executor import describe
 from tests.unit.scheduler.test_batcher import place
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from quire.v1 import scheduler_pb2
 from services.scheduler.state import Limits
-from tests.unit.scheduler.sim import Harness, assert_correct, describe, submit
+from tests.unit.scheduler.sim import Harness, assert_correct, submit
+from tests.unit.scheduler.sim_executor import describe
 
 
 def random_submit(rng: random.Random, handle: int, most_output: int = 30) -> scheduler_pb2.Submit:

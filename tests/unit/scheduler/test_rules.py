@@ -15,7 +15,8 @@ from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.reserve import reserve, take
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.state import Limits
-from tests.unit.scheduler.sim import Harness, assert_correct, describe, submit
+from tests.unit.scheduler.sim import Harness, assert_correct, submit
+from tests.unit.scheduler.sim_executor import describe
 from tests.unit.scheduler.test_batcher import answer, made, place
 
 

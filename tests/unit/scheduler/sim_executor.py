@@ -1,0 +1,206 @@
+"""A tiny executor as a plain object.
+
+Its KV is a table of slots: a token is computed from what its blocks really hold, so wrong blocks, lost tokens or early
+reuse change the output.
+"""
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field
+
+from quire.v1 import executor_pb2, scheduler_pb2, types_pb2
+from services.common.errors import QuireError, Reason
+
+VOCAB, EOS = 1000, 0
+STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
+
+
+def next_token(tokens: list[int], seed: int, choice: int, output_length: int) -> int:
+    """Depends on every earlier token. About one in fifty is the end token."""
+    data = repr((tokens, seed, choice, output_length)).encode()
+    value = int.from_bytes(hashlib.blake2b(data, digest_size=4).digest(), "big")
+    return EOS if value % 50 == 0 else 1 + value % (VOCAB - 1)
+
+
+def reference(submit: scheduler_pb2.Submit, choice: int) -> tuple[list[int], int]:
+    """The output of a choice computed alone, and its finish reason."""
+    output: list[int] = []
+    prompt = list(submit.prompt_token_ids)
+    while True:
+        output.append(next_token(prompt + output, submit.sampling.seed, choice, len(output)))
+        if output[-1] == EOS and not submit.stop.ignore_eos:
+            return output, STOP
+        if len(output) >= submit.stop.max_tokens:
+            return output, LENGTH
+
+
+def describe(
+    name: str = "m",
+    *,
+    executor_id: str = "e0",
+    blocks: int = 64,
+    block_size: int = 4,
+    max_sequences: int = 8,
+    max_step_tokens: int = 32,
+    fingerprint: str = "f0",
+    tokenizer: str = "t0",
+) -> types_pb2.ExecutorDescription:
+    return types_pb2.ExecutorDescription(
+        executor_id=executor_id,
+        model=types_pb2.ModelDescription(
+            name=name,
+            fingerprint=fingerprint,
+            tokenizer_fingerprint=tokenizer,
+            context_length=4096,
+            vocab_size=VOCAB,
+            eos_token_ids=[EOS],
+        ),
+        groups=[types_pb2.CacheGroup(group_id=0, name="target", block_size=block_size, block_bytes=64)],
+        pools=[
+            types_pb2.BlockPool(
+                pool_id=0, group_id=0, tier=types_pb2.TIER_DEVICE, format=types_pb2.KV_FORMAT_FP32, block_count=blocks
+            )
+        ],
+        max_sequences=max_sequences,
+        max_step_tokens=max_step_tokens,
+        decode_step_seconds=0.01,
+        prefill_tokens_per_second=1e6,
+    )
+
+
+@dataclass(eq=False)
+class SimSequence:
+    state: executor_pb2.SequenceState
+    tokens: list[int]
+    blocks: list[int]
+    computed: int
+    credit: deque[list[int]] = field(default_factory=deque)  # [token limit, steps]
+    new: list[int] = field(default_factory=list)
+    used: int = 0
+    fresh: bool = True
+
+    @property
+    def steps(self) -> int:
+        return sum(steps for _, steps in self.credit)
+
+
+class SimExecutor:
+    """Computes plans by the rules of the wire. One epoch at a time."""
+
+    def __init__(self, description: types_pb2.ExecutorDescription) -> None:
+        self.description = description
+        self.block_size = description.groups[0].block_size
+        count = description.pools[0].block_count
+        self.slots: list[list[int | None]] = [[None] * self.block_size for _ in range(count)]
+        self.epoch = 0
+        self.largest_step = 0
+        self.plan_count = 0
+        self.reset()
+
+    def reset(self) -> int:
+        """Opens a new epoch; contents of blocks stay."""
+        self.epoch += 1
+        self.sequences: dict[int, SimSequence] = {}
+        self.step = self.sent = self.report_credit = 0
+        self.unanswered = False
+        self.ended: list[executor_pb2.SequenceEnd] = []
+        return self.epoch
+
+    def take(self, plan: executor_pb2.StepPlan) -> None:
+        if plan.epoch != self.epoch or plan.step != self.step + 1:
+            raise QuireError(Reason.PLAN_GAP, f"plan {plan.step} after {self.step}")
+        self.plan_count += 1
+        self.step, self.report_credit, self.unanswered = plan.step, plan.report_credit, True
+        for stay in plan.ended_sequence_ids:
+            self.sequences.pop(stay, None)
+        for gained in plan.append:
+            if gained.sequence_id in self.sequences:
+                self.sequences[gained.sequence_id].blocks += [i for b in gained.blocks for i in b.block_ids]
+        for state in plan.enter:
+            assert state.sequence_id not in self.sequences
+            assert 0 <= state.computed_length < len(state.token_ids)
+            blocks = [i for b in state.blocks for i in b.block_ids]
+            self.sequences[state.sequence_id] = SimSequence(state, list(state.token_ids), blocks, state.computed_length)
+        assert len(self.sequences) <= self.description.max_sequences
+        assert len(plan.sequence_ids) == len(plan.token_limits) == len(plan.step_counts) == len(plan.draft_limits)
+        for stay, limit, steps in zip(plan.sequence_ids, plan.token_limits, plan.step_counts, strict=True):
+            assert limit >= 1
+            assert steps >= 1
+            if stay in self.sequences:
+                self.sequences[stay].credit.append([limit, steps])
+                if self.sequences[stay].state.stop.stop:
+                    assert self.sequences[stay].steps <= 2
+
+    def run(self) -> executor_pb2.StepResults | None:
+        """One step, or what is left to say at rest."""
+        left, due, hot = self.description.max_step_tokens, False, []
+        computed = 0
+        for sequence in self.sequences.values():
+            if not sequence.credit:
+                continue
+            count = min(sequence.credit[0][0], len(sequence.tokens) - sequence.computed)
+            if sequence.computed + count > len(sequence.blocks) * self.block_size or count > left:
+                assert sequence.computed + count <= len(sequence.blocks) * self.block_size, "granted past its blocks"
+                continue
+            left -= count
+            computed += count
+            self._compute(sequence, count)
+            if sequence.fresh and sequence.new:
+                sequence.fresh = False
+                hot.append(sequence)
+            due = due or sequence.steps in (0, self.report_credit)
+        self.largest_step = max(self.largest_step, computed)
+        for ended in self.ended:
+            hot.append(self.sequences.pop(ended.sequence_id))
+        if computed == 0:
+            if self.unanswered or any(s.used for s in self.sequences.values()):
+                return self._message(list(self.sequences.values()), 0)
+            return None
+        if due:
+            return self._message([*self.sequences.values(), *hot], 1)
+        return self._message(hot, 1) if hot else None
+
+    def _compute(self, sequence: SimSequence, count: int) -> None:
+        for position in range(sequence.computed, sequence.computed + count):
+            block = sequence.blocks[position // self.block_size]
+            self.slots[block][position % self.block_size] = sequence.tokens[position]
+        sequence.computed += count
+        sequence.used += 1
+        sequence.credit[0][1] -= 1
+        if sequence.credit[0][1] == 0:
+            sequence.credit.popleft()
+        if sequence.computed < len(sequence.tokens):
+            return
+        read = [
+            self.slots[sequence.blocks[p // self.block_size]][p % self.block_size] for p in range(sequence.computed)
+        ]
+        state = sequence.state
+        output_length = len(sequence.tokens) - state.prompt_length
+        token = next_token(read, state.sampling.seed, state.choice, output_length)  # type: ignore[arg-type]
+        sequence.tokens.append(token)
+        sequence.new.append(token)
+        if token == EOS and not state.stop.ignore_eos:
+            self.ended.append(executor_pb2.SequenceEnd(sequence_id=state.sequence_id, reason=STOP, stop_token_id=token))
+        elif output_length + 1 >= state.stop.max_tokens:
+            self.ended.append(executor_pb2.SequenceEnd(sequence_id=state.sequence_id, reason=LENGTH))
+
+    def _message(self, sequences: list[SimSequence], steps: int) -> executor_pb2.StepResults:
+        self.sent += 1
+        self.unanswered = False
+        told = [s for s in dict.fromkeys(sequences) if s.used]
+        message = executor_pb2.StepResults(
+            epoch=self.epoch,
+            sequence_number=self.sent,
+            last_plan=self.step,
+            sequence_ids=[s.state.sequence_id for s in told],
+            token_counts=[len(s.new) for s in told],
+            token_ids=[token for s in told for token in s.new],
+            computed_lengths=[s.computed for s in told],
+            step_counts=[s.used for s in told],
+            ended=self.ended,
+            timings=executor_pb2.StepTimings(step_count=steps, compute_seconds=0.005 * steps),
+        )
+        for s in told:
+            s.new, s.used = [], 0
+        self.ended = []
+        return message

@@ -1,0 +1,147 @@
+"""A tiny kvmanager as a plain object. It asserts every rule that a scheduler must keep."""
+
+from dataclasses import dataclass
+
+from quire.v1 import executor_pb2, kvmanager_pb2
+from tests.unit.scheduler.sim_executor import SimExecutor
+
+
+@dataclass
+class Held:
+    executor_id: str
+    namespace: str
+    blocks: list[int]
+    tokens: list[int]
+    sealed: int  # blocks known to be ready
+
+
+class SimKv:
+    """Blocks with reference counts and a prefix cache over ready blocks. Asserts what schedulers owe it."""
+
+    def __init__(self) -> None:
+        self.used_ids: set[int] = set()
+        self.restart()
+
+    def restart(self) -> None:
+        self.size: dict[str, int] = {}
+        self.references: dict[str, list[int]] = {}
+        self.cache: dict[str, dict[tuple[object, ...], int]] = {}
+        self.epochs: dict[str, int] = {}
+        self.fingerprints: dict[str, str] = {}
+        self.held: dict[int, Held] = {}
+        self.refusals = 0
+
+    def register(self, executor: SimExecutor) -> None:
+        name = executor.description.executor_id
+        self.epochs[name] = executor.epoch
+        self.fingerprints[name] = executor.description.model.fingerprint
+        if name not in self.size:
+            self.size[name] = executor.block_size
+            self.references[name] = [0] * len(executor.slots)
+            self.cache[name] = {}
+
+    def available(self, name: str) -> int:
+        return self.references[name].count(0)
+
+    def handle(self, request: kvmanager_pb2.ReserveRequest) -> kvmanager_pb2.ReserveResponse:
+        response = kvmanager_pb2.ReserveResponse()
+        for stay in request.released_sequence_ids:
+            held = self.held.pop(stay)  # KeyError: released twice, or never reserved
+            for block in held.blocks:
+                self.references[held.executor_id][block] -= 1
+        for progress in request.progress:
+            self._progress(progress)
+        for stay, slots in zip(request.extend_sequence_ids, request.extend_token_counts, strict=True):
+            response.extensions.append(self._extend(stay, slots))
+        for reservation in request.reservations:
+            response.reservations.append(self._reserve(reservation))
+        for name, references in self.references.items():
+            response.space.append(
+                kvmanager_pb2.ExecutorSpace(
+                    executor_id=name, available_block_count=self.available(name), total_block_count=len(references)
+                )
+            )
+        return response
+
+    def _progress(self, progress: kvmanager_pb2.SequenceProgress) -> None:
+        held = self.held[progress.sequence_id]
+        held.tokens += progress.token_ids
+        size = self.size[held.executor_id]
+        assert progress.computed_length <= min(len(held.tokens), len(held.blocks) * size)
+        while (held.sealed + 1) * size <= progress.computed_length:
+            key = (self.fingerprints[held.executor_id], held.namespace, *held.tokens[: (held.sealed + 1) * size])
+            self.cache[held.executor_id].setdefault(key, held.blocks[held.sealed])
+            held.sealed += 1
+
+    def _extend(self, stay: int, slots: int) -> kvmanager_pb2.ExtendResult:
+        held = self.held[stay]
+        count = -(-slots // self.size[held.executor_id]) - len(held.blocks)
+        assert count > 0
+        if len(held.blocks) + count > len(self.references[held.executor_id]):
+            return kvmanager_pb2.ExtendResult(sequence_id=stay, outcome=kvmanager_pb2.RESERVATION_OUTCOME_NEVER_FITS)
+        if count > self.available(held.executor_id):
+            self.refusals += 1
+            return kvmanager_pb2.ExtendResult(sequence_id=stay, outcome=kvmanager_pb2.RESERVATION_OUTCOME_NO_BLOCKS)
+        blocks = self._allocate(held.executor_id, count)
+        held.blocks += blocks
+        return kvmanager_pb2.ExtendResult(
+            sequence_id=stay,
+            outcome=kvmanager_pb2.RESERVATION_OUTCOME_GRANTED,
+            blocks=[executor_pb2.BlockList(group_id=0, block_ids=blocks)],
+        )
+
+    def _allocate(self, name: str, count: int) -> list[int]:
+        cached = set(self.cache[name].values())
+        free = sorted((b for b, n in enumerate(self.references[name]) if n == 0), key=lambda b: (b in cached, b))
+        blocks = free[:count]
+        assert len(blocks) == count
+        self.cache[name] = {k: b for k, b in self.cache[name].items() if b not in blocks}
+        for block in blocks:
+            self.references[name][block] += 1
+        return blocks
+
+    def _reserve(self, wanted: kvmanager_pb2.Reservation) -> kvmanager_pb2.ReservationResult:
+        stay = wanted.sequence_id
+        assert stay not in self.used_ids
+        self.used_ids.add(stay)
+        known = [
+            e.executor_id
+            for e in wanted.executors
+            if self.epochs.get(e.executor_id) == e.epoch
+            and self.fingerprints[e.executor_id] == wanted.model_fingerprint
+        ]
+        if not known:
+            return kvmanager_pb2.ReservationResult(
+                sequence_id=stay, outcome=kvmanager_pb2.RESERVATION_OUTCOME_NO_EXECUTOR
+            )
+        name = max(known, key=self.available)
+        size, tokens = self.size[name], list(wanted.token_ids)
+        shared: list[int] = []
+        while not wanted.skip_prefix_cache and (len(shared) + 1) * size < len(tokens):
+            key = (wanted.model_fingerprint, wanted.namespace, *tokens[: (len(shared) + 1) * size])
+            if key not in self.cache[name]:
+                break
+            shared.append(self.cache[name][key])
+        whole = -(-(len(tokens) + wanted.lookahead_tokens) // size)
+        if whole > len(self.references[name]):
+            return kvmanager_pb2.ReservationResult(
+                sequence_id=stay, outcome=kvmanager_pb2.RESERVATION_OUTCOME_NEVER_FITS
+            )
+        for block in shared:
+            self.references[name][block] += 1
+        if whole - len(shared) > self.available(name):
+            for block in shared:
+                self.references[name][block] -= 1
+            self.refusals += 1
+            return kvmanager_pb2.ReservationResult(
+                sequence_id=stay, outcome=kvmanager_pb2.RESERVATION_OUTCOME_NO_BLOCKS
+            )
+        blocks = shared + self._allocate(name, whole - len(shared))
+        self.held[stay] = Held(name, wanted.namespace, blocks, tokens, len(shared))
+        return kvmanager_pb2.ReservationResult(
+            sequence_id=stay,
+            outcome=kvmanager_pb2.RESERVATION_OUTCOME_GRANTED,
+            executor_id=name,
+            blocks=[executor_pb2.BlockList(group_id=0, block_ids=blocks)],
+            cached_tokens=len(shared) * size,
+        )
