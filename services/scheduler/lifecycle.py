@@ -168,12 +168,17 @@ def forget_request(state: State, request: Request) -> None:
 
 def fail_request(state: State, request: Request, error: QuireError) -> None:
     """Ends every choice of a request with an error."""
-    detail = error.to_detail()
-    for sequence in request.sequences:
-        finish(state, sequence, types_pb2.FINISH_REASON_ERROR, error=detail)
+    _end_request(state, request, types_pb2.FINISH_REASON_ERROR, error.to_detail())
 
 
 def cancel_request(state: State, request: Request) -> None:
     """Ends every choice of a request because its client wants no more."""
+    _end_request(state, request, types_pb2.FINISH_REASON_CANCELLED, None)
+
+
+def _end_request(
+    state: State, request: Request, reason: types_pb2.FinishReason.ValueType, error: types_pb2.ErrorDetail | None
+) -> None:
+    request.siblings_wait = False  # they end as well: the lead's end must not queue them
     for sequence in request.sequences:
-        finish(state, sequence, types_pb2.FINISH_REASON_CANCELLED)
+        finish(state, sequence, reason, error=error)

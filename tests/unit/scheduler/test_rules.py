@@ -158,6 +158,20 @@ def test_model_without_executors_is_waited_for_and_then_given_up() -> None:
     assert next_alarm(harness.state) is None
 
 
+def test_choices_that_wait_for_their_lead_end_with_their_model() -> None:
+    """One was enough to break the core: queued by the lead's end, for a model that was gone."""
+    harness, executor = made()
+    harness.send(submit(1, [1], 5, choice_count=3))
+    harness.lose(0)
+    assert executor.model is not None
+    epochs.forget_model(harness.state, executor.model.name, QuireError(Reason.MODEL_NOT_FOUND, "unloaded"))
+    harness.turn()
+    assert {choice: end.error.reason for choice, end in harness.clients[1].ends.items()} == dict.fromkeys(
+        range(3), "MODEL_NOT_FOUND"
+    )
+    assert harness.state.live_count == 0
+
+
 def test_kvmanager_that_knows_no_executor_is_asked_again_with_patience() -> None:
     harness, _ = made()
     harness.kv.epochs["e0"] -= 1  # the executor's word of its new epoch is still on the way
