@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-
 from services.common.errors import QuireError, Reason
 from services.scheduler.epochs import forget_model
 from services.scheduler.lifecycle import fail_request
@@ -14,7 +12,8 @@ from services.scheduler.state import Executor, Model, State
 def next_alarm(state: State) -> float | None:
     """When `ring` has something to do next; None while nothing can happen by itself. May be early."""
     times = [e.stall_check_at for e in state.executors]
-    times.append(state.deadlines[0][0] if state.deadlines else None)
+    first = state.deadlines.peek()
+    times.append(first[0][0] if first is not None else None)
     wait = state.limits.resume_seconds
     for model in state.models.values():
         times.append(model.retry_at)
@@ -27,9 +26,8 @@ def next_alarm(state: State) -> float | None:
 
 def ring(state: State, now: float) -> None:
     """Does what is due. Costs next to nothing where nothing is."""
-    while state.deadlines and state.deadlines[0][0] <= now:
-        request = heapq.heappop(state.deadlines)[2]
-        fail_request(state, request, QuireError(Reason.DEADLINE, "the deadline passed"))
+    while (first := state.deadlines.peek()) is not None and first[0][0] <= now:
+        fail_request(state, state.deadlines.pop(), QuireError(Reason.DEADLINE, "the deadline passed"))
     for name, model in list(state.models.items()):
         _ring_model(state, name, model, now)
     if state.kv_lost_at is not None and now >= state.kv_lost_at + state.limits.resume_seconds:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-
+from services.scheduler.heap import LazyHeap
 from services.scheduler.sequence import Phase, Sequence
 
 _Key = tuple[bool, int, int, int]
@@ -27,34 +26,30 @@ class WaitingQueue:
     """Sequences of one model that wait for blocks. Those that ended meanwhile are skipped."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[_Key, Sequence]] = []
-        self._late: list[tuple[_Key, Sequence]] = []
+        self._feasible: LazyHeap[_Key, Sequence] = LazyHeap(_has_left)
+        self._late: LazyHeap[_Key, Sequence] = LazyHeap(_has_left)
+
+    def __len__(self) -> int:
+        """Entries held, those of ended sequences included."""
+        return len(self._feasible) + len(self._late)
 
     def push(self, sequence: Sequence) -> None:
-        heapq.heappush(self._heap, (order(sequence), sequence))
+        self._feasible.push(order(sequence), sequence)
 
     def peek(self, now: float, prefill_tokens_per_second: float) -> Sequence | None:
         """The next one, still queued."""
-        heap = self._heap
-        while heap:
-            sequence = heap[0][1]
-            if sequence.phase is not Phase.WAITING:
-                heapq.heappop(heap)
-            elif not is_feasible(sequence, now, prefill_tokens_per_second):
-                heapq.heappush(self._late, heapq.heappop(heap))
-            else:
-                return sequence
-        while self._late and self._late[0][1].phase is not Phase.WAITING:
-            heapq.heappop(self._late)
-        return self._late[0][1] if self._late else None
+        while (first := self._feasible.peek()) is not None:
+            if is_feasible(first[1], now, prefill_tokens_per_second):
+                return first[1]
+            self._late.push(first[0], self._feasible.pop())
+        late = self._late.peek()
+        return late[1] if late is not None else None
 
     def pop(self, sequence: Sequence) -> None:
         """Takes out the one that `peek` returned."""
-        heap = self._heap if self._heap and self._heap[0][1] is sequence else self._late
-        heapq.heappop(heap)
+        first = self._feasible.peek()
+        (self._feasible if first is not None and first[1] is sequence else self._late).pop()
 
-    def drain(self) -> list[Sequence]:
-        """All that wait, in order; the queue is empty afterwards."""
-        entries = sorted(self._heap + self._late, key=lambda entry: entry[0])
-        self._heap, self._late = [], []
-        return [sequence for _, sequence in entries if sequence.phase is Phase.WAITING]
+
+def _has_left(sequence: Sequence) -> bool:
+    return sequence.phase is not Phase.WAITING

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-
 from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.scheduler.lifecycle import cancel_request, enqueue, finish, forget_request
@@ -108,7 +106,7 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         forget_request(state, request)
         return
     if request.deadline_at is not None:
-        heapq.heappush(state.deadlines, (request.deadline_at, request.arrival, request))
+        state.deadlines.push((request.deadline_at, request.arrival), request)
     request.siblings_wait = request.lead.phase is Phase.WAITING and len(request.sequences) > 1
     for sequence in request.sequences[:1] if request.siblings_wait else request.sequences:
         if sequence.phase is Phase.WAITING:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
+from services.scheduler.heap import LazyHeap
 from services.scheduler.queue import WaitingQueue
 from services.scheduler.sequence import Request, Sequence
 
@@ -172,7 +173,7 @@ class State:
         self.live_counts: Counter[str] = Counter()  # sequences that have not ended, by model
         self.totals: dict[tuple[str, int], Counters] = {}  # by model and executor index
         self.draining = False
-        self.deadlines: list[tuple[float, int, Request]] = []  # heap
+        self.deadlines: LazyHeap[tuple[float, int], Request] = LazyHeap(lambda request: request.ended)
         self.sequence_ids: Iterator[int] = itertools.count(first_sequence_id)
         self.arrivals: Iterator[int] = itertools.count(1)
         # What the kvmanager has not been told yet.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.v1 import kvmanager_pb2
+from services.scheduler.heap import SWEEP_FROM
 from services.scheduler.preempt import choose_victim
 from services.scheduler.queue import WaitingQueue
 from services.scheduler.reserve import reserve, take
@@ -53,6 +54,20 @@ def test_ended_ones_are_skipped() -> None:
         queue.push(sequence)
     ended.phase = Phase.ENDED
     assert drain(queue) == [other]
+
+
+def test_what_ended_is_not_held_for_ever() -> None:
+    """Behind a head that waits, clients may come and give up without end."""
+    harness = Harness(describe(max_sequences=1))
+    harness.state.kv_connected = False
+    harness.send(submit(1, [1], 5))
+    for handle in range(2, 2000):
+        harness.send(submit(handle, [1], 5, deadline_ms=3_600_000))
+        harness.cancel(handle)
+    [first] = harness.state.models.values()
+    assert len(first.queue) <= SWEEP_FROM + 1
+    assert len(harness.state.deadlines) <= SWEEP_FROM + 1
+    assert first.queue.peek(0.0, 1e6) is harness.state.request_ids["r1"].lead
 
 
 def test_victim_is_held_or_least_urgent_or_newest_and_never_the_only_one() -> None:
