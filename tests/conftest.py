@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from services.executor.openmp import yield_soon
+
+yield_soon()  # before any test imports torch
 ALLOWED = Path(__file__).with_name("allowed_skips.txt")
 
 

@@ -16,6 +16,7 @@ from services.executor.admission import ModelLimits
 from services.executor.backends.base import Backend, KvShape
 from services.executor.capacity import KvDemand, kv_shape, parse_bytes
 from services.executor.memory import measure
+from services.executor.openmp import yield_soon
 from services.executor.settings import ExecutorSettings
 
 log = logging.getLogger("quire.executor")
@@ -73,6 +74,7 @@ def default_name(source: str) -> str:
 
 
 def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
+    yield_soon()
     # Imported here, in the loading thread: a port must be open long before torch is.
     from services.executor.backends.torch_backend import TorchBackend
     from services.executor.models.checkpoint import open_checkpoint
