@@ -44,6 +44,7 @@ class KvLink:
         self._news = asyncio.Event()
         self._soon = asyncio.Event()  # news that should not wait for the period
         self._unregistered = True
+        self._stream = 0  # counts them
         self._epoch = 0
         self._last_step = 0
         self._closed: deque[int] = deque(maxlen=MOST_KEPT)
@@ -94,8 +95,9 @@ class KvLink:
             stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)
             while True:
                 self._unregistered = True
+                self._stream += 1
                 try:
-                    async for _ in stub.Report(self._requests()):
+                    async for _ in stub.Report(self._requests(self._stream)):
                         if pause != _FIRST_PAUSE:
                             log.info("reporting to the kvmanager again")
                         pause = _FIRST_PAUSE
@@ -105,8 +107,9 @@ class KvLink:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _requests(self) -> AsyncIterator[kvmanager_pb2.ReportRequest]:
-        while True:
+    async def _requests(self, stream: int) -> AsyncIterator[kvmanager_pb2.ReportRequest]:
+        """gRPC still asks a stream that broke for its next message: the news are the present stream's alone."""
+        while stream == self._stream:
             self._news.clear()
             self._soon.clear()
             yield await self._request()

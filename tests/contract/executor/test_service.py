@@ -188,6 +188,17 @@ async def test_the_kvmanager_gets_everything_again_when_it_returns(executor):
     assert [(block.block_id, block.key) for block in again.inventory] == [(20, b"k" * 32)]
 
 
+async def test_what_the_kvmanager_must_know_does_not_go_to_a_stream_that_broke(executor):
+    await run(executor)
+    heard, streams = executor.kvmanager.requests, executor.kvmanager.streams
+    await eventually(lambda: heard and heard[-1].epoch == 1)
+    executor.kvmanager.cut.set()
+    await eventually(lambda: executor.kvmanager.streams > streams and heard[-1].HasField("description"))
+    seen = len(heard)
+    await run(executor)
+    await eventually(lambda: 1 in [epoch for request in heard[seen:] for epoch in request.closed_epochs])
+
+
 async def test_a_load_under_way_refuses_another(empty, monkeypatch):
     gate = threading.Event()
     loader = empty.engine._loader
