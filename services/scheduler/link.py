@@ -47,7 +47,7 @@ class Link(Generic[Out, In]):
         """`call` opens a stream over an iterator of requests; `gone` is the reason where the peer is not there."""
         self.name = name
         self._call, self._peer, self._gone = call, peer, gone
-        self._outgoing: asyncio.Queue[Out] = asyncio.Queue()  # one for each stream: an old one's reader may linger
+        self._outgoing: asyncio.Queue[Out | None] = asyncio.Queue()  # of the present stream; None ends it
         self._dropped: asyncio.Future[QuireError] | None = None
         self._up = False
 
@@ -91,6 +91,7 @@ class Link(Generic[Out, In]):
             return reading.result()
         finally:
             call.cancel()
+            self._outgoing.put_nowait(None)  # gRPC asks for the next message even where the call has ended
             reading.cancel()
             await asyncio.wait({reading})  # a cancellation of this task must get through
 
@@ -109,7 +110,7 @@ class Link(Generic[Out, In]):
         except QuireError as error:
             return error
 
-    async def _requests(self, outgoing: asyncio.Queue[Out]) -> AsyncIterator[Out]:
+    async def _requests(self, outgoing: asyncio.Queue[Out | None]) -> AsyncIterator[Out]:
         yield self._peer.hello()
-        while True:
-            yield await outgoing.get()
+        while (message := await outgoing.get()) is not None:
+            yield message
