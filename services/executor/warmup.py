@@ -12,6 +12,7 @@ from services.common.errors import QuireError, Reason
 from services.executor.backends.base import Backend, KvShape, SampleRow, SamplingRule, StepInputs
 
 DECODE_STEPS = 4
+PREFILL_TOKENS = 128  # enough to measure by, and soon done
 _TOKEN = 1  # any id below every vocabulary
 
 
@@ -23,7 +24,7 @@ class Measured:
 
 def warm_up(backend: Backend, shape: KvShape, max_step_tokens: int, context_length: int) -> Measured:
     """Computes in the pool's first blocks, whose content nobody knows yet. Raises MODEL_LOAD_FAILED on bad logits."""
-    most = min(shape.block_count * shape.block_size, context_length, max_step_tokens)
+    most = min(shape.block_count * shape.block_size, context_length, max_step_tokens, PREFILL_TOKENS + DECODE_STEPS)
     length = max(most - DECODE_STEPS, 1)
     _timed(backend, shape, 0, min(length, 8))  # first calls allocate and compile
     prefill = _timed(backend, shape, 0, length)
