@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from quire.v1 import executor_pb2, types_pb2
 from services.common.errors import QuireError, Reason, invalid
+from services.common.limits import check_ids, check_logprobs, check_sampling
 from services.executor.backends.base import SamplingRule
 from services.executor.sequences import Ending, Sequence
 
 GROUP = 0  # the target model: the only cache group so far
-MOST_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def enter(state: executor_pb2.SequenceState, limits: ModelLimits) -> tuple[Seque
     if state.HasField("constraint"):
         raise QuireError(Reason.UNSUPPORTED, "constraint: structured output is not supported", field="constraint")
     tokens = list(state.token_ids)
-    _check_ids("token_ids", tokens, limits.vocab_size)
+    check_ids("token_ids", tokens, limits.vocab_size)
     if not 1 <= state.prompt_length <= len(tokens):
         raise invalid("prompt_length", f"{state.prompt_length} of {len(tokens)} tokens; at least 1")
     if not 0 <= state.computed_length < len(tokens):
@@ -108,7 +108,7 @@ def _ending(state: executor_pb2.SequenceState, limits: ModelLimits) -> Ending:
         raise invalid("stop.max_tokens", "must be set and at least 1")
     if stop.min_tokens < 0:
         raise invalid("stop.min_tokens", "at least 0")
-    _check_ids("stop.stop_token_ids", list(stop.stop_token_ids), limits.vocab_size)
+    check_ids("stop.stop_token_ids", stop.stop_token_ids, limits.vocab_size)
     own = () if stop.ignore_eos else limits.eos_token_ids
     longest = min(stop.max_tokens, limits.context_length - state.prompt_length)
     return Ending(frozenset((*own, *stop.stop_token_ids)), longest)
@@ -118,50 +118,26 @@ def _rule(state: executor_pb2.SequenceState, ending: Ending, limits: ModelLimits
     sampling, logprobs = state.sampling, state.logprobs
     if not sampling.HasField("seed"):
         raise invalid("sampling.seed", "must be set")
-    _check_ids("sampling.logit_bias", list(sampling.logit_bias), limits.vocab_size)
+    check_sampling(sampling, limits.vocab_size)
+    check_logprobs(logprobs)
     return SamplingRule(
-        temperature=_within("temperature", sampling, 1.0, 0.0, 100.0),
+        temperature=_stated(sampling, "temperature", 1.0),
         top_k=sampling.top_k,
-        top_p=_within("top_p", sampling, 1.0, 0.0, 1.0),
-        min_p=_within("min_p", sampling, 0.0, 0.0, 1.0),
-        repetition_penalty=_within("repetition_penalty", sampling, 1.0, 1e-6, 100.0),
-        presence_penalty=_within("presence_penalty", sampling, 0.0, -2.0, 2.0),
-        frequency_penalty=_within("frequency_penalty", sampling, 0.0, -2.0, 2.0),
-        logit_bias={key: _bias(value) for key, value in sampling.logit_bias.items()},
+        top_p=_stated(sampling, "top_p", 1.0),
+        min_p=_stated(sampling, "min_p", 0.0),
+        repetition_penalty=_stated(sampling, "repetition_penalty", 1.0),
+        presence_penalty=_stated(sampling, "presence_penalty", 0.0),
+        frequency_penalty=_stated(sampling, "frequency_penalty", 0.0),
+        logit_bias=dict(sampling.logit_bias),
         seed=sampling.seed,
         choice=state.choice,
         min_tokens=state.stop.min_tokens,
         banned_until_min_tokens=tuple(sorted(token for token in ending.end_ids if token < limits.vocab_size)),
-        logprob_count=_logprob_count("output_count", logprobs),
-        prompt_logprob_count=_logprob_count("prompt_count", logprobs),
+        logprob_count=logprobs.output_count if logprobs.HasField("output_count") else -1,
+        prompt_logprob_count=logprobs.prompt_count if logprobs.HasField("prompt_count") else -1,
     )
 
 
-def _check_ids(field: str, token_ids: list[int], vocab_size: int) -> None:
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        bad = next(token for token in token_ids if not 0 <= token < vocab_size)
-        raise invalid(field, f"token {bad} is not below the vocabulary size {vocab_size}")
-
-
-def _within(name: str, sampling: types_pb2.SamplingParams, default: float, low: float, high: float) -> float:
-    if not sampling.HasField(name):  # type: ignore[arg-type]
-        return default
+def _stated(sampling: types_pb2.SamplingParams, name: str, default: float) -> float:
     value: float = getattr(sampling, name)
-    if not low <= value <= high:  # also refuses NaN
-        raise invalid(f"sampling.{name}", f"{value} is outside [{low}, {high}]")
-    return value
-
-
-def _bias(value: float) -> float:
-    if not -100.0 <= value <= 100.0:
-        raise invalid("sampling.logit_bias", f"{value} is outside [-100, 100]")
-    return value
-
-
-def _logprob_count(name: str, options: types_pb2.LogprobOptions) -> int:
-    if not options.HasField(name):  # type: ignore[arg-type]
-        return -1
-    count: int = getattr(options, name)
-    if not 0 <= count <= MOST_LOGPROBS:
-        raise invalid(f"logprobs.{name}", f"{count} is outside [0, {MOST_LOGPROBS}]")
-    return count
+    return value if sampling.HasField(name) else default  # type: ignore[arg-type]

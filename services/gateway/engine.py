@@ -15,6 +15,7 @@ import quire
 from quire.v1 import gateway_pb2, scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common import rpc
 from services.common.errors import QuireError, Reason, from_rpc_error, invalid
+from services.common.limits import check_ids
 from services.gateway import opening, validation
 from services.gateway.encoding import Encoder, Prompt
 from services.gateway.generation import Generation, Opened
@@ -127,7 +128,7 @@ class Engine:
             raise QuireError(
                 Reason.TOO_LARGE, f"token_ids: more than {self.settings.max_prompt_bytes}", field="token_ids"
             )
-        validation.check_ids("token_ids", ids, found.vocab_size)
+        check_ids("token_ids", ids, found.vocab_size)
         loaded = await self._catalogue.tokenizer(found)
         return await self._encoder.decode(loaded.tokenizer, ids, skip_special=skip_special)
 

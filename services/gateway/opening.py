@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.v1 import gateway_pb2, scheduler_pb2, types_pb2
 from services.common.errors import invalid
+from services.common.limits import check_ids
 from services.gateway import validation
 from services.gateway.deltas import ChoiceText, DeltaMaker, end_ids
 from services.gateway.detokenizer import IncrementalDetokenizer
@@ -38,7 +39,7 @@ def make_submit(
 ) -> scheduler_pb2.Submit:
     """The request without handle, id, tenant and seed. CONTEXT_EXCEEDED where it is too long."""
     max_tokens = validation.resolve_max_tokens(len(prompt_ids), request.stop, model.context_length)
-    validation.check_ids("prompt", prompt_ids, model.vocab_size)
+    check_ids("prompt", prompt_ids, model.vocab_size)
     validation.check_prompt_scores(len(prompt_ids), request.logprobs)
     submit = scheduler_pb2.Submit(
         model=model.name,

@@ -12,6 +12,7 @@ from grpc_status import rpc_status
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.common.errors import QuireError, Reason, invalid
+from services.common.limits import MAX_CHOICES
 from services.gateway import wire
 from services.gateway.engine import Engine
 from services.gateway.events import Delta, Finished, PromptScores, Started
@@ -53,7 +54,7 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
 
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> gateway_pb2.GenerateResponse:
         response = gateway_pb2.GenerateResponse()
-        parts = [wire.ChoiceParts(index) for index in range(max(1, min(request.input.choice_count, 64)))]
+        parts = [wire.ChoiceParts(index) for index in range(max(1, min(request.input.choice_count, MAX_CHOICES)))]
         async for event in self._generate(request.input, context):
             match event:
                 case Started():

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from quire.v1 import gateway_pb2, types_pb2
 from services.common.errors import QuireError, Reason, invalid
+from services.common.limits import MAX_CHOICES, MAX_PRIORITY, check_ids, check_integer, check_logprobs, check_sampling
 
-MAX_CHOICES = 64
-MAX_LOGPROBS = 20
 MAX_PROMPT_SCORES = 1 << 19
 """Log probabilities of one prompt, alternatives included; about 16 MB on the wire."""
 MAX_STOP_STRINGS = 16
@@ -19,47 +16,19 @@ MAX_STOP_TOKENS = 128
 MAX_LOGIT_BIASES = 1024
 MAX_MESSAGES = 10_000
 MAX_REQUEST_ID = 128
-MAX_PRIORITY = 100
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """The closed range of a number; `above` is an open lower end instead."""
-
-    name: str
-    low: float
-    high: float
-    above: float | None = None
-
-    def check(self, path: str, value: float) -> None:
-        low_ok = value >= self.low if self.above is None else value > self.above
-        if not (math.isfinite(value) and low_ok and value <= self.high):
-            start = f"[{self.low:g}" if self.above is None else f"({self.above:g}"
-            raise invalid(path, f"must be in {start}, {self.high:g}], not {value:g}")
-
-
-_SAMPLING = (
-    _Range("temperature", 0, 100),
-    _Range("top_p", 0, 1),
-    _Range("min_p", 0, 1),
-    _Range("repetition_penalty", 0, 100, above=0),
-    _Range("presence_penalty", -2, 2),
-    _Range("frequency_penalty", -2, 2),
-)
-_BIAS = _Range("logit_bias", -100, 100)
 
 
 def validate(request: gateway_pb2.GenerationInput, model: types_pb2.ModelDescription, max_prompt_bytes: int) -> None:
     """Checks every field. Raises INVALID_FIELD, CONTEXT_EXCEEDED, TOO_LARGE or UNSUPPORTED, naming the field."""
     _check_unsupported(request)
     _check_prompt(request, model, max_prompt_bytes)
-    _check_sampling(request.sampling, model.vocab_size)
+    if (biases := len(request.sampling.logit_bias)) > MAX_LOGIT_BIASES:
+        raise invalid("sampling.logit_bias", f"at most {MAX_LOGIT_BIASES} entries, not {biases}")
+    check_sampling(request.sampling, model.vocab_size)
     _check_stop(request.stop, model.vocab_size)
-    for name in ("output_count", "prompt_count"):
-        if request.logprobs.HasField(name):
-            _check_integer(f"logprobs.{name}", getattr(request.logprobs, name), 0, MAX_LOGPROBS)
-    _check_integer("choice_count", request.choice_count, 0, MAX_CHOICES)
-    _check_integer("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    check_logprobs(request.logprobs)
+    check_integer("choice_count", request.choice_count, 0, MAX_CHOICES)
+    check_integer("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     request_id = request.request_id
     if len(request_id) > MAX_REQUEST_ID or not (request_id.isascii() and (request_id.isprintable())):
         raise invalid("request_id", f"must be at most {MAX_REQUEST_ID} printable ASCII characters")
@@ -104,15 +73,6 @@ def check_prompt_scores(prompt_length: int, logprobs: types_pb2.LogprobOptions) 
             f" {MAX_PROMPT_SCORES} values",
             field="logprobs.prompt_count",
         )
-
-
-def check_ids(path: str, ids: Collection[int], vocab_size: int) -> None:
-    """Refuses ids outside the model's vocabulary, which is the output layer's and not the tokenizer's."""
-    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):  # millions of ids in no time
-        return
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise invalid(path, f"token id {token} is outside the vocabulary of {vocab_size}")
 
 
 def check_text_size(path: str, texts: Iterable[str], max_prompt_bytes: int) -> None:
@@ -166,19 +126,6 @@ def _check_prompt(
         raise invalid("prompt", "one of text, token_ids and chat is required")
 
 
-def _check_sampling(sampling: types_pb2.SamplingParams, vocab_size: int) -> None:
-    for allowed in _SAMPLING:
-        if sampling.HasField(allowed.name):  # type: ignore[arg-type]
-            allowed.check(f"sampling.{allowed.name}", getattr(sampling, allowed.name))
-    if sampling.top_k < -1:
-        raise invalid("sampling.top_k", f"must be -1 or more, not {sampling.top_k}")
-    if len(sampling.logit_bias) > MAX_LOGIT_BIASES:
-        raise invalid("sampling.logit_bias", f"at most {MAX_LOGIT_BIASES} entries, not {len(sampling.logit_bias)}")
-    check_ids("sampling.logit_bias", sampling.logit_bias, vocab_size)
-    for token, bias in sampling.logit_bias.items():
-        _BIAS.check(f"sampling.logit_bias[{token}]", bias)
-
-
 def _check_stop(stop: types_pb2.StopCriteria, vocab_size: int) -> None:
     if stop.HasField("max_tokens") and stop.max_tokens < 1:
         raise invalid("stop.max_tokens", f"must be at least 1, not {stop.max_tokens}")
@@ -194,8 +141,3 @@ def _check_stop(stop: types_pb2.StopCriteria, vocab_size: int) -> None:
     for text in stop.stop:
         if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
             raise invalid("stop.stop", f"each string must have 1 to {MAX_STOP_CHARACTERS} characters, not {len(text)}")
-
-
-def _check_integer(path: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise invalid(path, f"must be in [{low}, {high}], not {value}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
+from services.common.limits import MAX_CHOICES
 from services.scheduler.lifecycle import cancel_request, enqueue, finish, forget_request
 from services.scheduler.sequence import Phase, Request, Sequence, step_limit
 from services.scheduler.state import Gateway, Model, State
-from services.scheduler.validation import MAX_CHOICES, check_submit
+from services.scheduler.validation import check_submit
 
 STOP, LENGTH, ERROR = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH, types_pb2.FINISH_REASON_ERROR
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason, invalid
-
-MAX_CHOICES = 64
-MAX_PRIORITY = 100
+from services.common.limits import MAX_CHOICES, MAX_PRIORITY, check_ids, check_integer
 
 
 def check_submit(submit: scheduler_pb2.Submit, model: types_pb2.ModelDescription) -> None:
@@ -14,17 +12,15 @@ def check_submit(submit: scheduler_pb2.Submit, model: types_pb2.ModelDescription
     _check_unsupported(submit)
     if not submit.request_id:
         raise invalid("request_id", "must be set")
-    if not 1 <= submit.choice_count <= MAX_CHOICES:
-        raise invalid("choice_count", f"must be 1 to {MAX_CHOICES}, not {submit.choice_count}")
-    if abs(submit.priority) > MAX_PRIORITY:
-        raise invalid("priority", f"must be -{MAX_PRIORITY} to {MAX_PRIORITY}, not {submit.priority}")
+    check_integer("choice_count", submit.choice_count, 1, MAX_CHOICES)
+    check_integer("priority", submit.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if submit.deadline_ms < 0:
         raise invalid("deadline_ms", f"must be at least 0, not {submit.deadline_ms}")
     if not submit.sampling.HasField("seed"):
         raise invalid("sampling.seed", "must be set")
     if not submit.prompt_token_ids:
         raise invalid("prompt_token_ids", "at least one is needed")
-    _check_ids("prompt_token_ids", submit.prompt_token_ids, model.vocab_size)
+    check_ids("prompt_token_ids", submit.prompt_token_ids, model.vocab_size)
     if not submit.stop.HasField("max_tokens") or submit.stop.max_tokens < 1:
         raise invalid("stop.max_tokens", "must be set, at least 1")
     total = len(submit.prompt_token_ids) + submit.stop.max_tokens
@@ -59,11 +55,4 @@ def _check_progress(submit: scheduler_pb2.Submit, model: types_pb2.ModelDescript
         seen.add(progress.choice)
         if len(progress.token_ids) > submit.stop.max_tokens:
             raise invalid(f"{field}.token_ids", "more tokens than max_tokens")
-        if progress.token_ids:
-            _check_ids(f"{field}.token_ids", progress.token_ids, model.vocab_size)
-
-
-def _check_ids(field: str, ids: object, vocab_size: int) -> None:
-    low, high = min(ids), max(ids)  # type: ignore[call-overload]
-    if low < 0 or high >= vocab_size:
-        raise invalid(field, f"ids must be 0 to {vocab_size - 1}; found {low if low < 0 else high}")
+        check_ids(f"{field}.token_ids", progress.token_ids, model.vocab_size)

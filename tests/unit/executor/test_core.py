@@ -196,7 +196,7 @@ def test_a_failed_step_ends_its_sequences_and_the_engine_survives(bench):
         ({"stop_ids": [-1]}, "stop.stop_token_ids"),
         ({"logit_bias": {VOCAB: 1.0}}, "sampling.logit_bias"),
         ({"logit_bias": {-1: 1.0}}, "sampling.logit_bias"),
-        ({"logit_bias": {1: float("nan")}}, "sampling.logit_bias"),
+        ({"logit_bias": {1: float("nan")}}, "sampling.logit_bias[1]"),
         ({"temperature": float("nan")}, "sampling.temperature"),
         ({"top_p": 1.5}, "sampling.top_p"),
         ({"repetition_penalty": 0.0}, "sampling.repetition_penalty"),
@@ -216,6 +216,13 @@ def test_b6_bad_fields_end_that_sequence_alone(bench, bad, field):
     assert ends(sent)[1].error.reason == "INVALID_FIELD"
     assert ends(sent)[1].error.message.startswith(field + ":")
     assert tokens_by_sequence(sent) == {2: generate([4], 8)}
+
+
+@pytest.mark.parametrize("penalty", [1e-9, 100.0])
+def test_what_the_gateway_admits_is_admitted_here(bench, penalty):
+    """Both read one table; a range of its own once refused here what the gateway had let in."""
+    bench.take(enter=[state(1, PROMPT, [0, 1], repetition_penalty=penalty)], grants=[(1, 32, 1)])
+    assert not ends(bench.run())
 
 
 def test_unsupported_fields_are_refused_by_name(bench):

@@ -1,0 +1,76 @@
+"""What a request may ask for. The gateway checks what clients write; scheduler and executor check their own wires."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from quire.v1 import types_pb2
+from services.common.errors import invalid
+
+MAX_CHOICES = 64
+MAX_LOGPROBS = 20
+MAX_PRIORITY = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The closed range of a number; `above` is an open lower end instead."""
+
+    name: str
+    low: float
+    high: float
+    above: float | None = None
+
+    def check(self, path: str, value: float) -> None:
+        low_ok = value >= self.low if self.above is None else value > self.above
+        if not (math.isfinite(value) and low_ok and value <= self.high):
+            start = f"[{self.low:g}" if self.above is None else f"({self.above:g}"
+            raise invalid(path, f"must be in {start}, {self.high:g}], not {value:g}")
+
+
+_SAMPLING = (
+    _Range("temperature", 0, 100),
+    _Range("top_p", 0, 1),
+    _Range("min_p", 0, 1),
+    _Range("repetition_penalty", 0, 100, above=0),
+    _Range("presence_penalty", -2, 2),
+    _Range("frequency_penalty", -2, 2),
+)
+_BIAS = _Range("logit_bias", -100, 100)
+
+
+def check_sampling(sampling: types_pb2.SamplingParams, vocab_size: int) -> None:
+    """Refuses values outside their ranges, and biases of tokens that the model does not have."""
+    for allowed in _SAMPLING:
+        if sampling.HasField(allowed.name):  # type: ignore[arg-type]
+            allowed.check(f"sampling.{allowed.name}", getattr(sampling, allowed.name))
+    if sampling.top_k < -1:
+        raise invalid("sampling.top_k", f"must be -1 or more, not {sampling.top_k}")
+    check_ids("sampling.logit_bias", sampling.logit_bias, vocab_size)
+    for token, bias in sampling.logit_bias.items():
+        _BIAS.check(f"sampling.logit_bias[{token}]", bias)
+
+
+def check_logprobs(logprobs: types_pb2.LogprobOptions) -> None:
+    """Refuses too many alternatives."""
+    if logprobs.HasField("output_count"):
+        check_integer("logprobs.output_count", logprobs.output_count, 0, MAX_LOGPROBS)
+    if logprobs.HasField("prompt_count"):
+        check_integer("logprobs.prompt_count", logprobs.prompt_count, 0, MAX_LOGPROBS)
+
+
+def check_ids(path: str, ids: Collection[int], vocab_size: int) -> None:
+    """Refuses ids outside the model's vocabulary, which is the output layer's and not the tokenizer's."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):  # millions of ids in no time
+        return
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise invalid(path, f"token id {token} is outside the vocabulary of {vocab_size}")
+
+
+def check_integer(path: str, value: int, low: int, high: int) -> None:
+    """Refuses what is outside [low, high]."""
+    if not low <= value <= high:
+        raise invalid(path, f"must be in [{low}, {high}], not {value}")
