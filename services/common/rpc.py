@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, start_http_server
 
 from services.common.errors import ErrorInterceptor
-from services.common.settings import ServiceSettings
+from services.common.settings import ServiceSettings, split_address
 
 log = logging.getLogger("quire.rpc")
 
@@ -65,7 +65,7 @@ class Server:
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self.grpc)
-        self._ready = False
+        self._ready = self._draining = False
 
     async def start(self) -> None:
         """Binds and serves, not yet ready. Raises SystemExit with a clear line where the port is taken."""
@@ -87,18 +87,26 @@ class Server:
             ) from error
         await self.grpc.start()
         if settings.metrics_listen:
-            host, _, port = settings.metrics_listen.rpartition(":")
             try:
-                start_http_server(int(port), host, registry=self._registry)
+                host, port = split_address(settings.metrics_listen)
+                start_http_server(
+                    port,
+                    host,
+                    registry=self._registry,
+                    certfile=_path(settings.tls_cert),
+                    keyfile=_path(settings.tls_key),
+                    client_cafile=_path(settings.tls_ca),
+                    client_auth_required=settings.tls_ca is not None,
+                )
             except (OSError, ValueError) as error:
                 raise SystemExit(f"metrics_listen: cannot serve on {settings.metrics_listen}: {error}") from error
         gc.collect()
-        gc.freeze()
+        gc.freeze()  # what the imports brought stays: no collection need walk it again
 
     async def set_ready(self, ready: bool) -> None:
-        """States readiness for "" and every service name."""
-        self._ready = ready
-        state = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        """States readiness for "" and every service name. Once a drain has begun it stays NOT_SERVING."""
+        self._ready = ready and not self._draining
+        state = health_pb2.HealthCheckResponse.SERVING if self._ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._names):
             await self._health.set(name, state)
 
@@ -118,18 +126,27 @@ class Server:
             loop.add_signal_handler(number, on_signal)
         await stop.wait()
         log.info("draining", extra={"seconds": self.settings.drain_seconds})
+        self._draining = True
         await self.set_ready(False)
 
         async def finish() -> None:
             if drain is not None:
-                with contextlib.suppress(TimeoutError):
+                try:
                     await asyncio.wait_for(drain(), self.settings.drain_seconds)
+                except TimeoutError:
+                    log.warning("what still runs is cut off: drain_seconds are over")
             await self.grpc.stop(self.settings.drain_seconds if drain is None else 1.0)
 
         ending, forced = asyncio.create_task(finish()), asyncio.create_task(now.wait())
         await asyncio.wait({ending, forced}, return_when=asyncio.FIRST_COMPLETED)
-        if not ending.done():
+        forced.cancel()
+        if ending.done():
+            ending.result()
+        else:
             ending.cancel()
             await self.grpc.stop(0)
-        forced.cancel()
         log.info("stopped")
+
+
+def _path(file: Path | None) -> str | None:
+    return str(file) if file is not None else None

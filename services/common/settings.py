@@ -42,7 +42,7 @@ class ServiceSettings(BaseSettings):
     log_format: Literal["text", "json"] = Field("text", description="log lines for people or for machines")
     drain_seconds: float = Field(30.0, ge=0, description="how long running streams may finish after SIGTERM")
     trust_network: bool = Field(False, description="serve beyond loopback without TLS (a private network, a mesh)")
-    tls_cert: Path | None = Field(None, description="PEM certificate chain of this service")
+    tls_cert: Path | None = Field(None, description="PEM certificate chain of this service, for gRPC and metrics")
     tls_key: Path | None = Field(None, description="PEM private key of this service")
     tls_ca: Path | None = Field(None, description="PEM authorities: peers must present a certificate they signed")
 
@@ -87,6 +87,14 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """Host, without the brackets of IPv6, and port of host:port. ValueError where it is something else."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdecimal() or int(port) > 65535:
+        raise ValueError("not host:port with a port in [0, 65535]")
+    return host.strip("[]"), int(port)
+
+
 def load(cls: type[S], role: str, argv: Sequence[str]) -> S:
     """Settings of a service from flags, environment (QUIRE_<ROLE>_<FIELD>) and `--config FILE` (TOML).
 
@@ -97,7 +105,8 @@ def load(cls: type[S], role: str, argv: Sequence[str]) -> S:
     if "--config" in args:
         at = args.index("--config")
         if at + 1 >= len(args):
-            sys.exit("quire serve: --config needs a file")
+            print(f"quire serve {role}: --config needs a file", file=sys.stderr)
+            sys.exit(2)
         file = args[at + 1]
         del args[at : at + 2]
         if not Path(file).is_file():

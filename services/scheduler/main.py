@@ -43,6 +43,7 @@ async def serve(settings: SchedulerSettings) -> int:
     if serving.done():
         running.cancel()
         await asyncio.wait({running})
+        serving.result()
         return 0
     log.critical("the scheduler's core broke", exc_info=running.exception())
     serving.cancel()

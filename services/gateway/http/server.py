@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from services.common.settings import split_address
 from services.gateway.http.app import create_app
 from services.gateway.http.ports import Engine, HttpSettings
 from services.gateway.http.protocol import BoundedHttpProtocol
@@ -76,13 +77,9 @@ class _Server(uvicorn.Server):
 
 
 def _bind(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
     try:
-        if not 0 <= int(port) <= 65535:
-            raise ValueError("the port must be in [0, 65535]")
-        found = socket.getaddrinfo(
-            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        host, port = split_address(address)
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, target = min(found, key=lambda one: one[0] != socket.AF_INET)  # IPv4 where both are
         listener = socket.socket(family, kind, protocol)
         try:
