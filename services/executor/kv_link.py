@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import grpc
 
 from quire.v1 import executor_pb2, kvmanager_pb2, kvmanager_pb2_grpc, types_pb2
+from services.common.backoff import Backoff
 from services.executor.results import Results
 
 log = logging.getLogger("quire.executor")
@@ -23,7 +24,6 @@ STEP_PERIOD = 1.0
 """Seconds between reports of nothing but steps."""
 MOST_KEPT = 4096
 """Closed epochs and done operations that a new registration repeats."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,7 @@ class KvLink:
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait({self._task})  # a cancellation of the caller must get through
 
     def epoch_opened(self, epoch: int, closed_epoch: int) -> None:
         self._epoch, self._last_step = epoch, 0
@@ -90,7 +89,7 @@ class KvLink:
         self._soon.set()
 
     async def _keep_open(self, connect: Callable[[], grpc.aio.Channel]) -> None:
-        pause = _FIRST_PAUSE
+        backoff, away = Backoff(), False
         async with connect() as channel:
             stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)
             while True:
@@ -98,14 +97,15 @@ class KvLink:
                 self._stream += 1
                 try:
                     async for _ in stub.Report(self._requests(self._stream)):
-                        if pause != _FIRST_PAUSE:
+                        if away:
+                            away = False
                             log.info("reporting to the kvmanager again")
-                        pause = _FIRST_PAUSE
+                        backoff.reset()
                 except grpc.aio.AioRpcError as error:
-                    if pause == _FIRST_PAUSE:
+                    if not away:  # named once
+                        away = True
                         log.warning("the kvmanager is out of reach", extra={"why": error.details()})
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                await backoff.pause()
 
     async def _requests(self, stream: int) -> AsyncIterator[kvmanager_pb2.ReportRequest]:
         """gRPC still asks a stream that broke for its next message: the news are the present stream's alone."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -65,8 +64,7 @@ async def _load_at_start(engine: Engine, settings: ExecutorSettings, running: as
     await asyncio.wait({loading, running}, return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
         loading.cancel()
-        with contextlib.suppress(asyncio.CancelledError, QuireError):
-            await loading
+        await asyncio.gather(loading, return_exceptions=True)
         return True
     try:
         loading.result()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 import grpc
 
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from services.common.backoff import Backoff
 from services.common.errors import QuireError, Reason
 from services.gateway.outbox import Outbox
 from services.gateway.requests import OpenRequest, RequestTable, Score
@@ -17,7 +18,6 @@ from services.gateway.requests import OpenRequest, RequestTable, Score
 log = logging.getLogger("quire.gateway.link")
 
 Call = grpc.aio.StreamStreamCall[scheduler_pb2.ServeRequest, scheduler_pb2.ServeResponse]
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts
 
 
 class SchedulerLink:
@@ -95,7 +95,7 @@ class SchedulerLink:
     # The stream.
 
     async def _run(self) -> None:
-        pause = FIRST_PAUSE
+        backoff = Backoff()
         while True:
             try:
                 await self._serve()
@@ -108,10 +108,9 @@ class SchedulerLink:
                 log.exception("unexpected error on the scheduler's stream")
                 reason = repr(error)
             if self.connected:
-                pause = FIRST_PAUSE
+                backoff.reset()
             self._lose(reason)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            await backoff.pause()
 
     async def _serve(self) -> None:
         """One stream from hello to its end."""

@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
+from services.common.backoff import Backoff
 from services.common.errors import QuireError, Reason, from_rpc_error
 
 log = logging.getLogger("quire.scheduler")
@@ -16,8 +17,6 @@ Out = TypeVar("Out")
 In = TypeVar("In")
 In_contra = TypeVar("In_contra", contravariant=True)
 Out_co = TypeVar("Out_co", covariant=True)
-
-FIRST_BACK_OFF_SECONDS, LONGEST_BACK_OFF_SECONDS = 0.1, 2.0
 
 
 class Peer(Protocol[Out_co, In_contra]):
@@ -62,19 +61,22 @@ class Link(Generic[Out, In]):
 
     async def run(self) -> None:
         """Never returns."""
-        back_off = FIRST_BACK_OFF_SECONDS
+        backoff = Backoff()
         told = False
         while True:
             error = await self._session()
             was_up, self._up = self._up, False
-            if self._dropped is not None and self._dropped.done():
+            dropped = self._dropped is not None and self._dropped.done()
+            if dropped:
                 log.info("opening a new stream to %s", self.name, extra={"why": error.message})
             elif was_up or not told:  # a peer that stays away is named once
                 log.warning("no stream to %s", self.name, extra={"reason": error.reason.name, "error": error.message})
             told = True
             self._peer.lost(error)
-            back_off = FIRST_BACK_OFF_SECONDS if was_up else min(2 * back_off, LONGEST_BACK_OFF_SECONDS)
-            await asyncio.sleep(0 if was_up else back_off)
+            if was_up:
+                backoff.reset()
+            if not dropped:
+                await backoff.pause()
 
     async def _session(self) -> QuireError:
         """One stream from hello to its end; answers why it ended."""
