@@ -20,7 +20,7 @@ Product = Callable[[Tensor], Tensor]
 
 _REFERENCE = 16
 _CANDIDATES = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
-_OUTPUTS_AT_ONCE = 1024  # of a few rows: what the caches hold
+_SHARE = 32  # outputs of a few rows that one thread computes at a time
 _CONTEXTS = (64, 512)  # attention products to try
 _PROBED_OUTPUTS = 1 << 12  # of each matrix; kernels are picked by rows and width
 _DISTINCT = 13  # rows that fill a trial, so that equal ones meet different places in a kernel's tiles
@@ -70,14 +70,13 @@ def find_row_sizes(weights: Iterable[Tensor], head_size: int) -> RowSizes:
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
     """x [T, K] by weight [N, K] to [T, N]: the fastest of three ways, which round alike."""
-    if 16 <= x.shape[0] <= 64:  # threads share the outputs evenly this way
+    (rows, width), outputs = x.shape, weight.shape[0]
+    if rows <= 8 and outputs % _SHARE == 0:  # as one product, threads would share too few rows
+        shares = weight.view(-1, _SHARE, width).transpose(1, 2)
+        return torch.bmm(x.expand(shares.shape[0], rows, width), shares).transpose(0, 1).reshape(rows, outputs)
+    if 16 <= rows <= 64:  # threads share the outputs evenly this way
         return torch.mm(weight, x.t()).t().contiguous()
-    if x.shape[0] > 8 or weight.shape[0] <= _OUTPUTS_AT_ONCE:
-        return F.linear(x, weight)
-    out = x.new_empty(x.shape[0], weight.shape[0])
-    for start in range(0, weight.shape[0], _OUTPUTS_AT_ONCE):
-        torch.mm(x, weight[start : start + _OUTPUTS_AT_ONCE].t(), out=out[:, start : start + _OUTPUTS_AT_ONCE])
-    return out
+    return F.linear(x, weight)
 
 
 def _linear(weight: Tensor) -> Product:
