@@ -1,4 +1,7 @@
-"""What a request may ask for. The gateway checks what clients write; scheduler and executor check their own wires."""
+"""What a request may ask for, and what one message between services holds.
+
+The gateway checks what clients write; scheduler and executor check their own wires.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,9 @@ from services.common.errors import invalid
 MAX_CHOICES = 64
 MAX_LOGPROBS = 20
 MAX_PRIORITY = 100
+
+MESSAGE_TOKENS = 1 << 20
+"""Token ids of prompts and outputs in one message between services, about 3 MB; the rest goes in the next."""
 
 
 @dataclass(frozen=True, slots=True)

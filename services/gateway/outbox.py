@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from quire.v1 import scheduler_pb2
+from services.common.limits import MESSAGE_TOKENS
 from services.gateway.requests import OpenRequest
-
-MESSAGE_TOKENS = 1 << 20
-"""Prompt and output ids in one message, about 3 MB; the rest goes in the next."""
 
 
 class Outbox:
-    """Collected changes. Submits are built when they leave, with the time that is left by then."""
+    """Collected changes for one stream. Submits are built when they leave, with the time that is left by then."""
 
     def __init__(self) -> None:
         self._submits: dict[int, OpenRequest] = {}
@@ -51,7 +49,3 @@ class Outbox:
             message.cancels.extend(scheduler_pb2.Cancel(handle=handle) for handle in self._cancels)
             self._stops, self._holds, self._cancels = [], {}, []
         return message
-
-    def clear(self) -> None:
-        """Forgets everything: the stream that it was meant for is gone."""
-        self.__init__()  # type: ignore[misc]

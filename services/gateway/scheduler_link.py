@@ -147,7 +147,7 @@ class SchedulerLink:
         if self.connected:
             log.warning("scheduler lost", extra={"reason": reason, "open_requests": len(self._table)})
         self.connected = False
-        self._outbox.clear()
+        self._outbox = Outbox()
         for request in self._table:
             request.settle()
             if not request.complete and request.handle not in self._parked:

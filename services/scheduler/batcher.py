@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from itertools import chain
 
 from quire.v1 import executor_pb2, types_pb2
+from services.common.limits import MESSAGE_TOKENS
 from services.scheduler.lifecycle import UNSENT
 from services.scheduler.reserve import want_blocks
 from services.scheduler.sequence import UNLIMITED_STEPS, Sequence
 from services.scheduler.state import Executor, State
 
 CHUNKS_IN_FLIGHT = 2
-ENTER_TOKENS = 1 << 20
-"""Prompt and output ids that enter with one plan, about 3 MB; the rest enters with the next."""
 
 
 def step_budget(state: State, executor: Executor) -> int:
@@ -70,7 +69,7 @@ def _enter(executor: Executor, message: executor_pb2.StepPlan) -> None:
     tokens = 0
     for stay, sequence in list(executor.entering.items()):
         tokens += len(sequence.token_ids)
-        if tokens > ENTER_TOKENS and message.enter:
+        if tokens > MESSAGE_TOKENS and message.enter:
             executor.top_up_due = True
             break
         del executor.entering[stay]

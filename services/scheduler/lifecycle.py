@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
 from services.common.errors import QuireError
 from services.scheduler.sequence import Phase, Request, Sequence
-from services.scheduler.state import Executor, State
+from services.scheduler.state import TARGET_GROUP, Executor, State
 
-TARGET_GROUP = 0
 UNSENT = 1 << 62
 """Plan that ends a stay, while that plan was not sent yet."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from quire.v1 import kvmanager_pb2, types_pb2
 from services.common.errors import QuireError, Reason
+from services.common.limits import MESSAGE_TOKENS
 from services.scheduler.lifecycle import count_slots, enqueue, fail_request, finish, place
 from services.scheduler.queue import order
 from services.scheduler.sequence import Phase, Sequence
@@ -18,8 +19,6 @@ NO_BLOCKS = kvmanager_pb2.RESERVATION_OUTCOME_NO_BLOCKS
 NEVER_FITS = kvmanager_pb2.RESERVATION_OUTCOME_NEVER_FITS
 NO_EXECUTOR = kvmanager_pb2.RESERVATION_OUTCOME_NO_EXECUTOR
 
-MESSAGE_TOKENS = 1 << 20
-"""Token ids in one message's reservations, about 3 MB; the rest goes in the next."""
 UNREGISTERED_RETRY_SECONDS = 0.025
 """An executor tells the kvmanager of its new epoch by itself; a reservation may be there first."""
 QUIET_RETRY_SECONDS = 0.5

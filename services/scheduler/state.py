@@ -12,6 +12,7 @@ from services.scheduler.heap import LazyHeap
 from services.scheduler.queue import WaitingQueue
 from services.scheduler.sequence import Request, Sequence
 
+TARGET_GROUP = 0  # the cache group of the model itself
 UNLIMITED = 1 << 30
 RATE_SECONDS = 5.0
 """Span over which output tokens per second are counted."""
@@ -102,7 +103,7 @@ class Executor:
     def block_size(self) -> int:
         """Token slots per block of the target model's group."""
         assert self.description is not None
-        return next(g.block_size for g in self.description.groups if g.group_id == 0)
+        return next(g.block_size for g in self.description.groups if g.group_id == TARGET_GROUP)
 
     def output_rate(self, now: float) -> float:
         """Output tokens per second over the last seconds."""
