@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.executor.models.catalogue import CATALOGUE
+from services.executor.models.source import default_name
 
 DEFAULT_MODEL = "smollm2"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
@@ -71,8 +72,7 @@ def parse_model(text: str) -> ModelChoice:
     name, separator, source = text.partition("=")
     if not separator:
         source = text
-        # A hub id ("owner/name") and a path both end in what people call the model.
-        name = Path(source.rstrip("/")).name.removesuffix(".gguf")
+        name = default_name(source)
     if not source:
         raise ValueError(f"--model {text!r}: the source is missing; write NAME=SOURCE")
     if not _NAME.fullmatch(name):

@@ -67,18 +67,12 @@ def make_loader(settings: ExecutorSettings) -> Loader:
     return load
 
 
-def default_name(source: str) -> str:
-    """The name of a model whose loader gave none: the last part of its source, without an extension."""
-    last = source.rstrip("/").rpartition("/")[2]
-    return last.removesuffix(".gguf") or source
-
-
 def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
     yield_soon()
     # Imported here, in the loading thread: a port must be open long before torch is.
     from services.executor.backends.torch_backend import TorchBackend
     from services.executor.models.checkpoint import open_checkpoint
-    from services.executor.models.source import resolve
+    from services.executor.models.source import default_name, resolve
     from services.executor.models.tokenizer_bundle import build_bundle
     from services.executor.models.weights import expected_shapes, fingerprint
 
@@ -91,7 +85,7 @@ def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
     shape = allocate(backend, settings)
     log.info("model loaded", extra={"source": source, "seconds": round(time.monotonic() - started, 2)})
     return LoadedModel(
-        name=name or default_name(source),
+        name=name or default_name(source) or source,
         source=source,
         backend=backend,
         shape=shape,

@@ -44,6 +44,12 @@ def resolve(source: str, progress: Progress | None = None) -> Path:
     )
 
 
+def default_name(source: str) -> str:
+    """What a model is called where nobody named it: the last part of its source, without `.gguf`."""
+    # A hub id ("owner/name") and a path both end in what people call the model.
+    return source.rstrip("/").rpartition("/")[2].removesuffix(".gguf")
+
+
 def _check_local(path: Path) -> Path:
     if path.is_dir():
         if not (path / "config.json").is_file():
