@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from quire.v1.types_pb2 import FinishReason
 
@@ -57,7 +57,6 @@ class Finished:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    per_choice_tokens: tuple[int, ...] = field(default=())
 
 
 Event = Started | PromptScores | Delta | Finished

@@ -203,9 +203,9 @@ def _started(request: OpenRequest) -> Started:
 
 
 def _finished(request: OpenRequest) -> Finished:
-    counts = tuple(len(choice.output) for choice in request.choices)
+    output = sum(len(choice.output) for choice in request.choices)
     cached = request.started.cached_tokens if request.started is not None else 0
-    return Finished(len(request.prompt_ids), sum(counts), cached, counts)
+    return Finished(len(request.prompt_ids), output, cached)
 
 
 def _outcome(request: OpenRequest) -> str:

@@ -88,10 +88,6 @@ class ModelTokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in self.special_ids
 
-    @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
-
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt that the model's template makes of {role, content, ...} messages, ready for the answer.
 

@@ -54,8 +54,3 @@ class ModelSpec:
     def kv_size(self) -> int:
         """Width of keys (and of values) of one token in one layer."""
         return self.kv_head_count * self.head_size
-
-    @property
-    def group_size(self) -> int:
-        """Query heads that share one key and value head."""
-        return self.head_count // self.kv_head_count

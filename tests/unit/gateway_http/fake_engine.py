@@ -101,7 +101,7 @@ class FakeEngine:
             async for delta in self._choice(request, choice, budget):
                 counts[choice] += len(delta.token_ids)
                 yield delta
-        yield Finished(len(prompt), sum(counts), 3, tuple(counts))
+        yield Finished(len(prompt), sum(counts), 3)
 
     async def _choice(self, request: gateway_pb2.GenerationInput, choice: int, budget: int) -> AsyncIterator[Delta]:
         pieces = [str(choice), *self.pieces] if request.choice_count > 1 else list(self.pieces)
