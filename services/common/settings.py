@@ -52,6 +52,8 @@ class ServiceSettings(BaseSettings):
             raise ValueError("tls_cert and tls_key go together")
         for name in ("listen", "metrics_listen"):
             address = getattr(self, name)
+            if address:
+                check_listen(name, address)
             if address and not is_loopback(address) and self.tls_cert is None and not self.trust_network:
                 raise ValueError(
                     f"{name}: {address} is reachable from elsewhere; set TLS files, or trust_network on private ones"
@@ -95,6 +97,14 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def check_listen(name: str, address: str) -> None:
+    """Raises ValueError, naming the field, where one cannot listen there: a port too large would become another."""
+    host, _, port = address.rpartition(":")
+    is_port = port.isascii() and port.isdigit() and int(port) < 65536
+    if not address.startswith("unix:") and not (host and is_port):
+        raise ValueError(f"{name}: {address} is neither host:port, with a port below 65536, nor unix:PATH")
+
+
 def load(cls: type[S], role: str, argv: Sequence[str]) -> S:
     """Settings of a service from flags, environment (QUIRE_<ROLE>_<FIELD>) and `--config FILE` (TOML).
 
@@ -119,13 +129,15 @@ def load(cls: type[S], role: str, argv: Sequence[str]) -> S:
 
     Bound.__doc__ = cls.__doc__
     try:
-        source: Any = CliSettingsSource(Bound, cli_prog_name=f"quire serve {role}", cli_kebab_case=True)
+        source: Any = CliSettingsSource(
+            Bound, cli_prog_name=f"quire serve {role}", cli_kebab_case=True, cli_hide_none_type=True
+        )
         settings: S = CliApp.run(Bound, cli_args=args, cli_settings_source=source)
         return settings
     except ValidationError as error:
         for problem in error.errors():
-            field = ".".join(str(part) for part in problem["loc"]) or "settings"
-            print(f"quire serve {role}: {field}: {problem['msg']}", file=sys.stderr)
+            named = "".join(f"{part}: " for part in problem["loc"])  # absent where the message names its fields
+            print(f"quire serve {role}: {named}{problem['msg'].removeprefix('Value error, ')}", file=sys.stderr)
     except SettingsError as error:
         print(f"quire serve {role}: {error}", file=sys.stderr)
     sys.exit(2)

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from services.common.settings import ServiceSettings, is_loopback
+from services.common.settings import ServiceSettings, check_listen, is_loopback
 
 
 class GatewaySettings(ServiceSettings):
@@ -15,7 +15,7 @@ class GatewaySettings(ServiceSettings):
     listen: str = Field("127.0.0.1:50051", description="address to serve gRPC on: host:port or unix:PATH")
     http_listen: str = Field("127.0.0.1:8000", description="host:port of the OpenAI HTTP API; empty serves none")
     metrics_listen: str = Field("127.0.0.1:9101", description="host:port of the Prometheus endpoint; empty serves none")
-    scheduler: str = Field("127.0.0.1:50052", description="address of the scheduler")
+    scheduler: str = Field("127.0.0.1:50052", min_length=1, description="address of the scheduler")
     max_prompt_bytes: int = Field(8 << 20, ge=1, le=32 << 20, description="largest prompt, in bytes of text")
     max_body_bytes: int = Field(16 << 20, ge=1, le=64 << 20, description="largest HTTP body")
     resume_seconds: float = Field(30.0, ge=0, description="how long requests wait for a lost scheduler")
@@ -26,6 +26,8 @@ class GatewaySettings(ServiceSettings):
     @model_validator(mode="after")
     def _check_http(self) -> Self:
         address = self.http_listen
+        if address:
+            check_listen("http_listen", address)
         if address and not is_loopback(address) and not self.trust_network:
             raise ValueError(
                 f"http_listen: {address} is reachable from elsewhere; set trust_network on private networks"

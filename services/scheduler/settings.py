@@ -12,7 +12,7 @@ class SchedulerSettings(ServiceSettings):
 
     listen: str = Field("127.0.0.1:50052", description="address to serve gRPC on: host:port or unix:PATH")
     metrics_listen: str = Field("127.0.0.1:9102", description="host:port of the Prometheus endpoint; empty serves none")
-    kvmanager: str = Field("127.0.0.1:50053", description="address of the kvmanager")
+    kvmanager: str = Field("127.0.0.1:50053", min_length=1, description="address of the kvmanager")
     executors: CommaList = Field(("127.0.0.1:50054",), min_length=1, description="addresses of the executors")
     step_tokens: int = Field(0, ge=0, description="the most tokens that a step computes; 0 leaves it to the executor")
     max_queued: int = Field(4096, ge=1, description="sequences that may wait before new requests are refused")

@@ -1,0 +1,49 @@
+"""Settings: what is wrong is said in one line, by name, before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.common.settings import ServiceSettings, load
+from services.gateway.settings import GatewaySettings
+from services.kvmanager.settings import KvManagerSettings
+from services.scheduler.settings import SchedulerSettings
+
+
+@pytest.mark.parametrize(
+    ("cls", "flag", "said"),
+    [
+        (KvManagerSettings, "--listen=here", "listen: here is neither host:port"),
+        (KvManagerSettings, "--listen=127.0.0.1:99999", "listen: 127.0.0.1:99999 is neither host:port"),
+        (KvManagerSettings, "--metrics-listen=127.0.0.1", "metrics_listen: 127.0.0.1 is neither host:port"),
+        (GatewaySettings, "--http-listen=127.0.0.1:http", "http_listen: 127.0.0.1:http is neither host:port"),
+        (GatewaySettings, "--scheduler=", "scheduler: String should have at least 1 character"),
+        (SchedulerSettings, "--kvmanager=", "kvmanager: String should have at least 1 character"),
+        (SchedulerSettings, "--executors=", "executors: Tuple should have at least 1 item"),
+        (KvManagerSettings, "--listen=0.0.0.0:1", "listen: 0.0.0.0:1 is reachable from elsewhere"),
+        (KvManagerSettings, "--lease-seconds=long", "lease_seconds: Input should be a valid number"),
+        (KvManagerSettings, "--config", "--config needs a file"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(
+    cls: type[ServiceSettings], flag: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        load(cls, "role", [flag])
+    assert refused.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"quire serve role: {said}")
+    assert error.count("\n") == 1
+
+
+def test_flags_go_before_environment_and_environment_before_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "kvmanager.toml"
+    file.write_text('lease_seconds = 3.0\nlisten = "unix:/tmp/a"\nlog_level = "error"\n')
+    monkeypatch.setenv("QUIRE_KVMANAGER_LISTEN", "[::1]:7")
+    monkeypatch.setenv("QUIRE_KVMANAGER_LEASE_SECONDS", "4")
+    settings = load(KvManagerSettings, "kvmanager", ["--config", str(file), "--lease-seconds", "5"])
+    assert (settings.lease_seconds, settings.listen, settings.log_level) == (5.0, "[::1]:7", "error")
