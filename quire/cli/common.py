@@ -61,6 +61,8 @@ def gateway(args: argparse.Namespace) -> Iterator[Client]:
 
 def in_words(code: grpc.StatusCode, message: str, address: str) -> str:
     """A failed call in one line."""
+    if code == grpc.StatusCode.UNAVAILABLE and "resolving" in message:
+        return f"{address}: no such host"
     if code == grpc.StatusCode.UNAVAILABLE and "connect" in message.lower():
         return f"no gateway answers on {address}; is `quire up` running?"
     return f"{message} ({code.name})"

@@ -40,13 +40,14 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _stream(client: Client, prompt: Prompt, chosen: dict[str, Any]) -> None:
-    reason = None
+    reason, said = None, False
     try:
         for piece in client.stream(prompt, **chosen):
             print(piece.text, end="", flush=True)
-            reason = piece.finish_reason or reason
+            reason, said = piece.finish_reason or reason, True
     finally:
-        print(flush=True)
+        if said:
+            print(flush=True)
     if reason is None:
         raise Failure("the stream ended before the answer did")
 
