@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="executors without a model, for `quire models load` (default: 1)",
     )
-    add("--backend", default="auto", help="how to compute: auto, torch, ... (default: auto)")
+    add("--backend", default="auto", help="how to compute: auto or torch (default: auto)")
     add("--dtype", help="number format of computation: fp32, bf16, fp16 (default: the executor's choice)")
     add("--context-length", type=int, metavar="TOKENS", help="longest prompt plus output (default: the model's)")
     add("--kv-blocks", type=int, metavar="N", help="blocks of KV memory per executor (default: from free memory)")
