@@ -92,16 +92,20 @@ def is_loopback(address: str) -> bool:
 def split_address(address: str) -> tuple[str, int]:
     """Host, without the brackets of IPv6, and port of host:port. ValueError where it is something else."""
     host, separator, port = address.rpartition(":")
-    if not separator or not port.isdecimal() or int(port) > 65535:
+    if not separator or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ValueError("not host:port with a port in [0, 65535]")
     return host.strip("[]"), int(port)
 
 
 def check_listen(name: str, address: str) -> None:
     """Raises ValueError, naming the field, where one cannot listen there: a port too large would become another."""
-    host, _, port = address.rpartition(":")
-    is_port = port.isascii() and port.isdigit() and int(port) < 65536
-    if not address.startswith("unix:") and not (host and is_port):
+    if address.startswith("unix:"):
+        return
+    try:
+        host, _ = split_address(address)
+    except ValueError:
+        host = ""
+    if not host:
         raise ValueError(f"{name}: {address} is neither host:port, with a port below 65536, nor unix:PATH")
 
 
