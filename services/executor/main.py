@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry
 
 from quire.v1 import executor_pb2, executor_pb2_grpc
-from services.common import log as logs
 from services.common.errors import QuireError
 from services.common.rpc import Server, channel
-from services.common.settings import describe, load
+from services.common.startup import begin
 from services.executor.batch import StepLimits
 from services.executor.engine import Engine
 from services.executor.kv_link import KvLink
@@ -28,9 +27,7 @@ log = logging.getLogger("quire.executor")
 
 def main(argv: Sequence[str]) -> int:
     """Runs an executor until a signal; 2 (refused settings) where the model given cannot be loaded."""
-    settings = load(ExecutorSettings, "executor", argv)
-    logs.configure("executor", settings.log_level, settings.log_format)
-    log.info("starting", extra={"settings": describe(settings)})
+    settings = begin(ExecutorSettings, "executor", argv)
     return asyncio.run(serve(settings))
 
 

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
-from services.common import log as logs
 from services.common.rpc import Server
-from services.common.settings import describe, load
+from services.common.startup import begin
 from services.gateway.engine import Engine
 from services.gateway.servicer import AdminServicer, InferenceServicer
 from services.gateway.settings import GatewaySettings
@@ -21,9 +20,7 @@ log = logging.getLogger("quire.gateway")
 
 def main(argv: Sequence[str]) -> int:
     """Serves until SIGTERM or SIGINT; 0 after a drain."""
-    settings = load(GatewaySettings, "gateway", argv)
-    logs.configure("gateway", settings.log_level, settings.log_format)
-    log.info("settings " + describe(settings))
+    settings = begin(GatewaySettings, "gateway", argv)
     asyncio.run(run(settings))
     return 0
 

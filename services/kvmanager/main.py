@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry
 
 from quire.v1 import kvmanager_pb2, kvmanager_pb2_grpc
-from services.common import log as logs
 from services.common.rpc import Server
-from services.common.settings import describe, load
+from services.common.startup import begin
 from services.kvmanager.manager import KvManager
 from services.kvmanager.metrics import KvMetrics
 from services.kvmanager.servicer import KvManagerServicer
@@ -21,9 +20,7 @@ log = logging.getLogger("quire.kvmanager")
 
 
 def main(argv: Sequence[str]) -> int:
-    settings = load(KvManagerSettings, "kvmanager", argv)
-    logs.configure("kvmanager", settings.log_level, settings.log_format)
-    log.info("starting: %s", describe(settings))
+    settings = begin(KvManagerSettings, "kvmanager", argv)
     asyncio.run(serve(settings))
     return 0
 

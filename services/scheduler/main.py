@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry
 
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.common import log as logs
 from services.common.rpc import Server
-from services.common.settings import describe, load
+from services.common.startup import begin
 from services.scheduler.loop import SchedulerLoop
 from services.scheduler.metrics import SchedulerMetrics
 from services.scheduler.servicer import SchedulerServicer
@@ -22,9 +21,7 @@ log = logging.getLogger("quire.scheduler")
 
 def main(argv: Sequence[str]) -> int:
     """Runs a scheduler until a signal; 1 where its core broke."""
-    settings = load(SchedulerSettings, "scheduler", argv)
-    logs.configure("scheduler", settings.log_level, settings.log_format)
-    log.info("starting: %s", describe(settings))
+    settings = begin(SchedulerSettings, "scheduler", argv)
     return asyncio.run(serve(settings))
 
 
