@@ -52,7 +52,8 @@ def channel(target: str, settings: ServiceSettings) -> grpc.aio.Channel:
 class Server:
     """One service's gRPC server. SERVING is stated by `set_ready`, never by the open port alone.
 
-    Liveness ("liveness") is SERVING as long as the event loop answers; readiness is "" and each service name.
+    Readiness is "" and each service name. "liveness" is SERVING as long as the event loop answers, unless `set_alive`
+    says that what the service computes with has stopped.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Server:
     async def start(self) -> None:
         """Binds and serves, not yet ready. Raises SystemExit with a clear line where the port is taken."""
         await self.set_ready(False)
-        await self._health.set("liveness", health_pb2.HealthCheckResponse.SERVING)
+        await self.set_alive(True)
         settings = self.settings
         try:
             if settings.tls_cert is None or settings.tls_key is None or settings.listen.startswith("unix:"):
@@ -106,13 +107,20 @@ class Server:
     async def set_ready(self, ready: bool) -> None:
         """States readiness for "" and every service name. Once a drain has begun it stays NOT_SERVING."""
         self._ready = ready and not self._draining
-        state = health_pb2.HealthCheckResponse.SERVING if self._ready else health_pb2.HealthCheckResponse.NOT_SERVING
         for name in ("", *self._names):
-            await self._health.set(name, state)
+            await self._tell(name, self._ready)
+
+    async def set_alive(self, alive: bool) -> None:
+        """States liveness: without it, whoever watches over the process may start it anew."""
+        await self._tell("liveness", alive)
 
     @property
     def ready(self) -> bool:
         return self._ready
+
+    async def _tell(self, name: str, serving: bool) -> None:
+        state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        await self._health.set(name, state)
 
     async def run_until_signal(self, drain: Callable[[], Awaitable[None]] | None = None) -> None:
         """Serves until SIGTERM or SIGINT, then drains: readiness, `drain`, calls; a second signal ends at once."""

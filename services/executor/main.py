@@ -40,7 +40,7 @@ async def serve(settings: ExecutorSettings) -> int:
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(ExecutorServicer(engine), server.grpc)
     await server.start()
     engine.start()
-    watching = asyncio.create_task(watch(engine, settings.step_timeout_seconds, server.set_ready))
+    watching = asyncio.create_task(watch(engine, settings.step_timeout_seconds, server))
     running = asyncio.create_task(server.run_until_signal(engine.drained))
     try:
         if settings.model is not None and not await _load_at_start(engine, settings, running):

@@ -145,7 +145,7 @@ async def empty(tmp_path) -> AsyncIterator[Executor]:
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(ExecutorServicer(engine), server.grpc)
     await server.start()
     engine.start()
-    watching = asyncio.create_task(watch(engine, 0.4, server.set_ready))
+    watching = asyncio.create_task(watch(engine, 0.4, server))
     channel = grpc.aio.insecure_channel(f"unix:{tmp_path}/executor.sock", options=OPTIONS)
     yield Executor(
         engine, server, backend, kvmanager, channel, executor_pb2_grpc.ExecutorServiceStub(channel), load_errors
