@@ -42,13 +42,18 @@ class OpenChoice:
         return len(self.output) - self.taken
 
     def accept(self, position: int, ids: Sequence[int], scores: Sequence[Score]) -> int:
-        """Appends the ids from `position` on that are new and returns their number. Raises PROTOCOL on a gap."""
+        """Appends the ids from `position` on that are new and returns their number. Raises PROTOCOL on a gap.
+
+        What comes behind the end is dropped: tokens were under way when a stop string cut the output.
+        """
+        if self.end is not None:
+            return 0
         skipped = len(self.output) - position
         if skipped < 0:
             raise QuireError(
                 Reason.PROTOCOL, f"choice {self.index}: output position {len(self.output)} is missing before {position}"
             )
-        if self.end is not None or skipped >= len(ids):
+        if skipped >= len(ids):
             return 0
         self.output.extend(ids[skipped:])
         self.scores.extend(scores[skipped:])

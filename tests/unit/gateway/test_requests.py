@@ -46,6 +46,17 @@ def test_positions() -> None:
     assert caught.value.reason is Reason.PROTOCOL
 
 
+def test_tokens_behind_a_cut_are_dropped() -> None:
+    one = started(2)
+    one.accept_tokens(0, 0, [10, 11, 12], [], 0)
+    one.choices[0].cut(1)  # the stop string ended with the first token
+    one.accept_tokens(0, 3, [13], [], 0)
+    one.accept_tokens(0, 4, [14, 15], [], 0)
+    assert one.choices[0].output == [10]
+    assert one.error is None
+    assert not one.complete, "the other choice goes on"
+
+
 def test_scores_are_cut_like_the_tokens() -> None:
     one = started(logprobs=types_pb2.LogprobOptions(output_count=0))
     one.accept_tokens(0, 0, [10], [SCORE], 0)
