@@ -41,7 +41,7 @@ def _report(live: RunState | None, address: str) -> dict[str, Any]:
         report["uptime_seconds"] = round(time.time() - live.started_at, 1)
         report["services"] = asyncio.run(_services(live))
     report |= _gateway(address)
-    report["running"] = report["running"] or report["error"] is None
+    report["running"] = report["running"] or bool(report["version"])
     healthy = (service["healthy"] for service in report["services"])
     report["healthy"] = report["error"] is None and all(healthy)
     return report
@@ -52,7 +52,7 @@ async def _services(live: RunState) -> list[dict[str, Any]]:
         # What the supervisor waited for is what counts: a spare executor holds no model and is not "ready".
         asked = service.pop("health_service")
         answer = await health.ask(service["target"], asked) if service["pid"] else "UNREACHABLE"
-        return service | {"healthy": answer == "SERVING"}
+        return service | {"healthy": answer == "SERVING", "health": answer}
 
     return list(await asyncio.gather(*(one(asdict(service)) for service in live.services)))
 
@@ -68,9 +68,11 @@ def _gateway(address: str) -> dict[str, Any]:
             )
         except grpc.RpcError as error:
             return empty | {"error": _why(error, address)}
-    scheduler = status.scheduler
+    scheduler, absent = status.scheduler, None
+    if not scheduler.HasField("kv"):
+        absent = "kvmanager" if status.HasField("scheduler") else "scheduler"
     return {
-        "error": None,
+        "error": f"the {absent} does not answer" if absent else None,
         "version": status.version,
         "models": [plain(model) for model in models.models],
         "executors": [plain(executor) for executor in scheduler.executors],
@@ -85,6 +87,8 @@ def _gateway(address: str) -> dict[str, Any]:
 
 
 def _why(error: Any, address: str) -> str:
+    if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"the gateway on {address} does not answer"
     return in_words(error.code(), error.details() or "", address)
 
 
@@ -93,18 +97,22 @@ def _text(report: dict[str, Any]) -> str:
     if report["services"]:
         lines.append(f"up for {report['uptime_seconds']:.0f} s ({report['phase']}), log {report['log']}")
         for service in report["services"]:
-            health_word = "healthy" if service["healthy"] else service["state"]
+            health_word = "healthy" if service["healthy"] else _trouble(service["state"], service["health"])
             died = f", restarted {service['restarts']} times ({service['last_exit']})" if service["restarts"] else ""
             lines.append(f"  {service['name']:<12} {service['target']:<18} pid {service['pid']}  {health_word}{died}")
     if report["error"] is not None:
-        return "\n".join([*lines, report["error"]])
+        lines.append(report["error"])
     for model in report["models"]:
         lines.append(f"model {model['name']}: {model['architecture']}, context {model['context_length']} tokens")
-    queue = report["queue"]
-    lines.append(
-        f"requests: {queue['open_requests']} open; sequences: {queue['running']} running, {queue['waiting']} waiting"
-    )
-    for pool in report["kv"]["pools"]:
+    if queue := report["queue"]:
+        sequences = f"{queue['running']} running, {queue['waiting']} waiting"
+        lines.append(f"requests: {queue['open_requests']} open; sequences: {sequences}")
+    for pool in report["kv"].get("pools", ()):
         counts = f"{pool['free_count']} free, {pool['cached_count']} cached, {pool['leased_count']} in use"
         lines.append(f"kv blocks: {counts}")
     return "\n".join(lines)
+
+
+def _trouble(state: str, health_answer: str) -> str:
+    """Why a service is not healthy: the supervisor's word, unless it has not noticed yet; then the service's own."""
+    return state if state != "healthy" else {"NOT_SERVING": "not ready"}.get(health_answer, "does not answer")

@@ -26,7 +26,8 @@ from services.gateway.scheduler_link import SchedulerLink
 from services.gateway.settings import GatewaySettings
 from services.gateway.watch import Watch
 
-STATUS_SECONDS = 5.0
+STATUS_SECONDS = 3.0
+"""Longer than the scheduler waits for the kvmanager, shorter than callers wait for us."""
 
 
 class Engine:

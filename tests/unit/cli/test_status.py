@@ -1,0 +1,77 @@
+"""`quire status` where something is down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+
+from quire import cli
+from quire.cli.status import _text
+from quire.v1 import gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, scheduler_pb2
+
+
+class Gateway(gateway_pb2_grpc.AdminServiceServicer, gateway_pb2_grpc.InferenceServiceServicer):
+    """States what it is told to."""
+
+    def __init__(self) -> None:
+        self.status = gateway_pb2.GetStatusResponse(version="1")
+
+    def GetStatus(self, request: Any, context: Any) -> gateway_pb2.GetStatusResponse:
+        return self.status
+
+    def ListModels(self, request: Any, context: Any) -> gateway_pb2.ListModelsResponse:
+        return gateway_pb2.ListModelsResponse()
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[Gateway, str]]:
+    made, server = Gateway(), grpc.server(futures.ThreadPoolExecutor(1))
+    gateway_pb2_grpc.add_AdminServiceServicer_to_server(made, server)
+    gateway_pb2_grpc.add_InferenceServiceServicer_to_server(made, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield made, f"127.0.0.1:{port}"
+    server.stop(0)
+
+
+def test_an_absent_service_is_named(gateway: tuple[Gateway, str], capsys: pytest.CaptureFixture[str]) -> None:
+    made, address = gateway
+
+    def said() -> tuple[int, Any]:
+        status = cli.main(["status", "--json", "--address", address])
+        return status, json.loads(capsys.readouterr().out)
+
+    status, report = said()
+    assert (status, report["error"], report["running"]) == (1, "the scheduler does not answer", True)
+    made.status.scheduler.SetInParent()
+    status, report = said()
+    assert (status, report["error"], report["running"]) == (1, "the kvmanager does not answer", True)
+    pool = kvmanager_pb2.PoolStatus(free_count=7)
+    made.status.scheduler.CopyFrom(scheduler_pb2.GetSchedulerStatusResponse(waiting_count=3))
+    made.status.scheduler.kv.pools.append(pool)
+    status, report = said()
+    assert (status, report["error"], report["healthy"]) == (0, None, True)
+    cli.main(["status", "--address", address])
+    assert capsys.readouterr().out == (
+        "requests: 0 open; sequences: 0 running, 3 waiting\nkv blocks: 7 free, 0 cached, 0 in use\n"
+    )
+
+
+def test_a_service_is_healthy_only_by_its_own_word() -> None:
+    """The supervisor may not have noticed: it watches the process."""
+    service = {"name": "scheduler", "target": "127.0.0.1:1", "pid": 3, "restarts": 0, "state": "healthy"}
+    report: dict[str, Any] = {"uptime_seconds": 1, "phase": "running", "log": "x", "error": "oh", "models": []}
+    report |= {"queue": {}, "kv": {}}
+
+    def line(**more: Any) -> str:
+        return _text(report | {"services": [service | {"healthy": False} | more]}).splitlines()[1]
+
+    assert line(healthy=True, health="SERVING").endswith("pid 3  healthy")
+    assert line(health="UNREACHABLE").endswith("pid 3  does not answer")
+    assert line(health="NOT_SERVING").endswith("pid 3  not ready")
+    assert line(health="UNREACHABLE", state="starting").endswith("pid 3  starting")
