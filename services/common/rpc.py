@@ -29,6 +29,7 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),  # a taken port must fail, not be shared
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # a ping of gRPC's own, unanswered, would hold keepalive back for a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),

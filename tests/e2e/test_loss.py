@@ -128,3 +128,18 @@ async def test_a_frozen_executor_is_noticed(model: Path) -> None:
             while (await status(stack.gateway)).scheduler.executors[0].connected is False:
                 await asyncio.sleep(0.2)
         assert len((await ids_of(stack.gateway, [greedy([1, 2], 4)]))[0]) == 4
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("victim", ["scheduler", "kvmanager"])
+async def test_a_frozen_peer_is_noticed_by_its_silence_on_the_wire(victim: str, model: Path) -> None:
+    """Case K1: keepalive ends what no request can: 30 s at most, then `resume_seconds`."""
+    async with Stack(model, scheduler={"resume_seconds": 1}, gateway={"resume_seconds": 1}) as stack:
+        async with asyncio.timeout(45):
+            with pytest.raises(grpc.aio.AioRpcError) as failure:
+                await answers_through(stack, lambda: stack.freeze(victim))
+        assert failure.value.code() == grpc.StatusCode.UNAVAILABLE
+        stack.thaw(victim)
+        await asyncio.to_thread(stack.wait_ready)
+        assert len((await ids_of(stack.gateway, [greedy([1, 2], 4)]))[0]) == 4
+        await all_blocks_back(stack.gateway)
