@@ -80,15 +80,19 @@ async def check_all(truth: Truth) -> None:
             assert await ids_of(stack.gateway, requests) == truth.answers, f"in chunks of {chunk}"
 
 
+BLOCK = 8  # small, and little lookahead, so that sequences enter with few blocks and run out of them later
+
+
 def blocks_of(tokens: int) -> int:
-    return -(-tokens // 32)
+    return -(-tokens // BLOCK)
 
 
 async def check_preemption(truth: Truth, prompts: list[Ids], answers: list[list[int]]) -> None:
     """Case E1: six streams in a pool for two and a half."""
     longest = max(blocks_of(len(prompt) + truth.tokens) for prompt in prompts)
     requests = [greedy(prompt, truth.tokens) for prompt in prompts]
-    async with Stack(truth.model, kv_blocks=int(2.5 * longest)) as stack:
+    tight = {"executor": {"block_size": BLOCK}, "scheduler": {"lookahead_tokens": BLOCK}}
+    async with Stack(truth.model, kv_blocks=int(2.5 * longest), **tight) as stack:
         assert await ids_of(stack.gateway, requests) == answers
         # The same once more with seeds, against a run alone.
         draws = [seeded(prompt, truth.tokens, 40 + i, choice_count=1) for i, prompt in enumerate(prompts)]
@@ -106,7 +110,7 @@ async def test_small_model_is_exact_however_it_is_served(small: Truth) -> None:
 async def test_small_model_survives_preemption(small: Truth) -> None:
     draw = random.Random(8)
     prompts = [[draw.randrange(256) for _ in range(20)] for _ in range(6)]
-    truth = Truth(small.model, [], [], 200)
+    truth = Truth(small.model, [], [], 80)
     answers = [reference_generate(Path(small.model), prompt, truth.tokens) for prompt in prompts]
     await check_preemption(truth, prompts, answers)
 
