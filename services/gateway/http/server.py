@@ -20,6 +20,12 @@ log = logging.getLogger("quire.http")
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep idle connections, so that the client closes first and no request meets a closing one."""
 
+SEND_BUFFER_BYTES = 128 * 1024
+"""What the kernel holds of an answer that its client does not read, so that such clients are noticed soon.
+
+Left alone it grows to megabytes for each. Clients far away still get 128 KiB a round trip, and answers are small.
+"""
+
 
 class HttpServer:
     """A running server; made by `serve_http`."""
@@ -84,6 +90,7 @@ def _bind(address: str) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
             listener.bind(target)
             listener.listen(2048)
         except BaseException:
