@@ -80,8 +80,10 @@ async def status(target: str) -> Any:
 
 
 async def leased_blocks(target: str) -> int:
-    """Blocks that sequences hold now; fails where the integrity check found something."""
-    kv = (await status(target)).scheduler.kv
+    """Blocks that sequences hold now; fails where the integrity check found something. Waits for the kvmanager."""
+    while not (scheduler := (await status(target)).scheduler).HasField("kv"):
+        await asyncio.sleep(0.05)
+    kv = scheduler.kv
     assert not kv.violations, list(kv.violations)
     return sum(pool.leased_count for pool in kv.pools)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from services.common.rpc import MAX_MESSAGE_BYTES, OPTIONS
 from tests.e2e.requests import Ids, all_blocks_back, channel, collect, greedy, ids_of, leased_blocks
 from tests.e2e.stack import Stack
 from tests.fixtures.models import make_rand_model, make_succ_model
-from tests.fixtures.vocabularies import byte_level
+from tests.fixtures.vocabularies import FIRST_EXTRA_ID, byte_level
 
 CONTEXT = 256
 LENGTH = types_pb2.FINISH_REASON_LENGTH
 MAX_PROMPT_BYTES = 6 << 20
+LONG_ID, LONG_PIECE = FIRST_EXTRA_ID, "x" * 4096  # soon fills what lies between the gateway and a reader
 PROBE = greedy([5, 6, 7], 12)
 INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -42,10 +44,10 @@ def stack(model: Path) -> Iterator[Stack]:
 @pytest.fixture(scope="module")
 def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A long context, text that shrinks a thousandfold on its way to ids, and little patience with readers."""
-    words = byte_level()
+    words = byte_level([LONG_PIECE])
     words.tokenizer["normalizer"] = {"type": "Replace", "pattern": {"Regex": "a{1024}"}, "content": "a"}
     path = make_succ_model(
-        tmp_path_factory.mktemp("succ"), {ord("a"): ord("a")}, vocabulary=words, context_length=32768
+        tmp_path_factory.mktemp("succ"), {ord("a"): ord("a"), LONG_ID: LONG_ID}, vocabulary=words, context_length=32768
     )
     patience: dict[str, object] = {"hold_tokens": 64, "slow_reader_seconds": 2, "max_prompt_bytes": MAX_PROMPT_BYTES}
     with Stack(path, kv_blocks=4096, gateway=patience) as running:
@@ -220,6 +222,25 @@ async def test_large_prompts_and_answers(roomy: Stack) -> None:
         assert (await collect(stub, greedy("a", 2)))[0].text == "aa"
 
 
+async def test_a_slow_reader_gets_everything(roomy: Stack) -> None:
+    """Case L4: held again and again, never cut, as long as it reads; a quick one beside it does not wait."""
+
+    async def read(pause: float) -> list[int]:
+        request = greedy([ord("a")], 1200, choice_count=2)
+        counts, messages = [0, 0], 0
+        async with channel(roomy.gateway) as wire:
+            stub = gateway_pb2_grpc.InferenceServiceStub(wire)
+            async for message in stub.GenerateStream(gateway_pb2.GenerateStreamRequest(input=request)):
+                counts[message.choice] += len(message.token_ids)
+                messages += 1
+                if messages % 40 == 0:
+                    await asyncio.sleep(pause)
+        return counts
+
+    assert await asyncio.gather(read(0.4), read(0)) == [[1200, 1200]] * 2
+    await all_blocks_back(roomy.gateway)
+
+
 @pytest.mark.parametrize("surface", ["grpc", "http"])
 async def test_readers_that_stop_are_cut(roomy: Stack, surface: str) -> None:
     """Case L4: 50 streams read once and stop; memory stays flat, others are served, blocks come back."""
@@ -228,7 +249,7 @@ async def test_readers_that_stop_are_cut(roomy: Stack, surface: str) -> None:
     before = await ids_of(roomy.gateway, [probe])
     async with contextlib.AsyncExitStack() as open_streams:
         begin = open_grpc if surface == "grpc" else open_http
-        await asyncio.gather(*(begin(roomy, open_streams, [ord("a")] * (n + 1)) for n in range(50)))
+        readers = await asyncio.gather(*(begin(roomy, open_streams, [LONG_ID] * (n + 1)) for n in range(50)))
         begun, resident = time.monotonic(), gateway.memory_info().rss
         assert await leased_blocks(roomy.gateway) > 0
         while time.monotonic() - begun < 3:
@@ -236,22 +257,49 @@ async def test_readers_that_stop_are_cut(roomy: Stack, surface: str) -> None:
         await all_blocks_back(roomy.gateway)  # while their connections stay open
         assert gateway.memory_info().rss - resident < 60 << 20
         assert await ids_of(roomy.gateway, [probe]) == before
+        await asyncio.sleep(2.5)  # until the gateway waits no longer for them to come back
+        for read_on in readers[:3]:
+            await read_on()
 
 
-async def open_grpc(stack: Stack, open_streams: contextlib.AsyncExitStack, prompt: Ids) -> None:
+async def open_grpc(
+    stack: Stack, open_streams: contextlib.AsyncExitStack, prompt: Ids
+) -> Callable[[], Awaitable[None]]:
+    """A stream that has read once; the result reads on and checks that it ends with an error."""
     # A window that does not grow, as it would for a reader of tens of megabytes.
     window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
     wire = await open_streams.enter_async_context(grpc.aio.insecure_channel(stack.gateway, options=OPTIONS + window))
     request = greedy(prompt, 30_000)
-    request.logprobs.output_count = 20
     stub = gateway_pb2_grpc.InferenceServiceStub(wire)
     call = stub.GenerateStream(gateway_pb2.GenerateStreamRequest(input=request))
     open_streams.callback(call.cancel)
     assert (await call.read()).token_ids
 
+    async def read_on() -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await call.read() is not grpc.aio.EOF:
+                pass
+        assert await call.code() == EXHAUSTED
 
-async def open_http(stack: Stack, open_streams: contextlib.AsyncExitStack, prompt: Ids) -> None:
-    http = await open_streams.enter_async_context(httpx.AsyncClient(base_url=stack.http, timeout=60))
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": 30_000, "logprobs": 20, "stream": True, "temperature": 0}
+    return read_on
+
+
+async def open_http(
+    stack: Stack, open_streams: contextlib.AsyncExitStack, prompt: Ids
+) -> Callable[[], Awaitable[None]]:
+    """As `open_grpc`, for server-sent events; the connection breaks off."""
+    window = httpx.AsyncHTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)])
+    http = await open_streams.enter_async_context(httpx.AsyncClient(transport=window, base_url=stack.http, timeout=60))
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 30_000, "stream": True, "temperature": 0}
     answer = await open_streams.enter_async_context(http.stream("POST", "/v1/completions", json=body))
-    assert await anext(answer.aiter_raw())
+    source = answer.aiter_raw()
+    assert await anext(source)
+
+    async def read_on() -> None:
+        rest = bytearray()
+        with contextlib.suppress(httpx.TransportError):
+            async for data in source:
+                rest += data
+        assert b"[DONE]" not in rest
+
+    return read_on
