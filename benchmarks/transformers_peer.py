@@ -22,7 +22,7 @@ from services.executor.openmp import yield_soon
 
 def dequantized_folder(source: str, out: Path, dtype: Any) -> Path:
     """The model as a Hugging Face folder without quantization."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     from services.executor.models.source import resolve
 
@@ -30,7 +30,9 @@ def dequantized_folder(source: str, out: Path, dtype: Any) -> Path:
     if path.is_dir():
         return path
     names = {"gguf_file": path.name}
-    model = AutoModelForCausalLM.from_pretrained(str(path.parent), dtype=dtype, **names)
+    model = AutoModelForCausalLM.from_pretrained(
+        str(path.parent), dtype=dtype, quantization_config=GgufConfig(dequantize=True), **names
+    )
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.save_pretrained(out)
