@@ -107,9 +107,16 @@ def _text(report: dict[str, Any]) -> str:
     if queue := report["queue"]:
         sequences = f"{queue['running']} running, {queue['waiting']} waiting"
         lines.append(f"requests: {queue['open_requests']} open; sequences: {sequences}")
+    holds = {}
+    for executor in report.get("executors", ()):
+        description = executor["description"] or {}
+        if model := description.get("model"):
+            holds[description["executor_id"]] = f" of {model['name']} on {executor['target']}"
+        elif executor["connected"]:
+            lines.append(f"executor {executor['target']}: no model")
     for pool in report["kv"].get("pools", ()):
         counts = f"{pool['free_count']} free, {pool['cached_count']} cached, {pool['leased_count']} in use"
-        lines.append(f"kv blocks: {counts}")
+        lines.append(f"kv blocks{holds.get(pool['executor_id'], '')}: {counts}")
     return "\n".join(lines)
 
 

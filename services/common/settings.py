@@ -131,7 +131,10 @@ def load(cls: type[S], role: str, argv: Sequence[str]) -> S:
     class Bound(cls):  # type: ignore[valid-type, misc]
         model_config = SettingsConfigDict(env_prefix=prefix, toml_file=file)
 
-    Bound.__doc__ = cls.__doc__
+    Bound.__doc__ = (
+        f"{cls.__doc__}\n\nEach flag is also a variable: {prefix}LOG_LEVEL for --log-level. --config FILE names a\n"
+        'TOML file with lines such as log_level = "debug". Flags win over variables, and those over the file.'
+    )
     try:
         source: Any = CliSettingsSource(
             Bound, cli_prog_name=f"quire serve {role}", cli_kebab_case=True, cli_hide_none_type=True

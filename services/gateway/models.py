@@ -58,7 +58,7 @@ class ModelCatalogue:
         model = self._models.get(name)
         if model is None:
             names = ", ".join(self._models) or "none"
-            what = f"model {name!r} is not loaded" if name else "model: is required"
+            what = f"model {name!r} is not loaded" if name else "model: must be named unless exactly one is loaded"
             raise QuireError(Reason.MODEL_NOT_FOUND, f"{what}; models: {names}", field="model")
         return model
 

@@ -62,6 +62,24 @@ def test_an_absent_service_is_named(gateway: tuple[Gateway, str], capsys: pytest
     )
 
 
+def test_blocks_are_named_by_model_and_executor(
+    gateway: tuple[Gateway, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, address = gateway
+    scheduler = made.status.scheduler
+    busy = scheduler.executors.add(target="127.0.0.1:1", connected=True)
+    busy.description.executor_id = "a"
+    busy.description.model.name = "m"
+    scheduler.executors.add(target="127.0.0.1:2", connected=True).description.executor_id = "b"
+    scheduler.executors.add(target="127.0.0.1:3")  # never came: its service line says so
+    scheduler.kv.pools.add(executor_id="a", free_count=7)
+    cli.main(["status", "--address", address])
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "executor 127.0.0.1:2: no model",
+        "kv blocks of m on 127.0.0.1:1: 7 free, 0 cached, 0 in use",
+    ]
+
+
 def test_a_service_is_healthy_only_by_its_own_word() -> None:
     """The supervisor may not have noticed: it watches the process."""
     service = {"name": "scheduler", "target": "127.0.0.1:1", "pid": 3, "restarts": 0, "state": "healthy"}
