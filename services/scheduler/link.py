@@ -18,6 +18,8 @@ In = TypeVar("In")
 In_contra = TypeVar("In_contra", contravariant=True)
 Out_co = TypeVar("Out_co", covariant=True)
 
+NAMED_ABSENCES = 4  # services start side by side: a peer that is late by a second is not worth a warning
+
 
 class Peer(Protocol[Out_co, In_contra]):
     """What a link's messages mean."""
@@ -62,16 +64,16 @@ class Link(Generic[Out, In]):
     async def run(self) -> None:
         """Never returns."""
         backoff = Backoff()
-        told = False
+        absences = 0
         while True:
             error = await self._session()
             was_up, self._up = self._up, False
             dropped = self._dropped is not None and self._dropped.done()
+            absences = 0 if was_up else absences + 1
             if dropped:
                 log.info("opening a new stream to %s", self.name, extra={"why": error.message})
-            elif was_up or not told:  # a peer that stays away is named once
+            elif was_up or absences == NAMED_ABSENCES:
                 log.warning("no stream to %s", self.name, extra={"reason": error.reason.name, "error": error.message})
-            told = True
             self._peer.lost(error)
             if was_up:
                 backoff.reset()
