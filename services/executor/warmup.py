@@ -11,8 +11,8 @@ import numpy as np
 from services.common.errors import QuireError, Reason
 from services.executor.backends.base import Backend, KvShape, SampleRow, SamplingRule, StepInputs
 
-DECODE_STEPS = 4
-PREFILL_TOKENS = 128  # enough to measure by, and soon done
+DECODE_STEPS = 2
+PREFILL_TOKENS = 48  # enough to measure by, and soon done
 _TOKEN = 1  # any id below every vocabulary
 
 
