@@ -17,9 +17,9 @@ from services.gateway import wire
 from services.gateway.engine import Engine
 from services.gateway.events import Delta, Finished, PromptScores, Started
 from services.gateway.generation import Generation
+from services.gateway.identity import TENANT
 
 Context = grpc.aio.ServicerContext[Any, Any]
-TENANT = "default"
 
 
 class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):

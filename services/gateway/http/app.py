@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -30,9 +30,7 @@ from services.gateway.http.streaming import EventStream, chunks
 from services.gateway.http.surface import Surface
 from services.gateway.http.to_input import NAMES, Job, chat_job, completion_job, tokenize_prompt
 from services.gateway.http.usage import render_usage
-
-TENANT: Final = "default"
-"""Whom requests count for while there are no keys."""
+from services.gateway.identity import TENANT
 
 
 def create_app(engine: Engine, settings: HttpSettings) -> FastAPI:
