@@ -74,7 +74,8 @@ async def test_bad_descriptions_are_refused_by_field(
     assert len((await status(stub)).pools) == 0
 
 
-async def test_a_lost_executor_takes_nothing_until_it_is_back_with_what_it_held(stub: Any) -> None:
+async def scheduler_of_a_lost_executor(stub: Any) -> Scheduler:
+    """A scheduler that holds sequence 1 on an executor whose loss the kvmanager has noticed."""
     executor, scheduler = Executor(stub), Scheduler(stub)
     await executor.register()
     await scheduler.hello()
@@ -82,6 +83,11 @@ async def test_a_lost_executor_takes_nothing_until_it_is_back_with_what_it_held(
     await executor.lose()
     while (await scheduler.reserve(2, range(8))).outcome != NO_EXECUTOR:
         await scheduler.ask(released_sequence_ids=[2])
+    return scheduler
+
+
+async def test_a_lost_executor_takes_nothing_until_it_is_back_with_what_it_held(stub: Any) -> None:
+    scheduler = await scheduler_of_a_lost_executor(stub)
     assert (await status(stub)).pools[0].leased_count == 2
     back = Executor(stub)
     await back.register()
@@ -90,13 +96,7 @@ async def test_a_lost_executor_takes_nothing_until_it_is_back_with_what_it_held(
 
 
 async def test_an_executor_that_is_gone_leaves_with_its_last_sequence(stub: Any) -> None:
-    executor, scheduler = Executor(stub), Scheduler(stub)
-    await executor.register()
-    await scheduler.hello()
-    await scheduler.reserve(1, range(8))
-    await executor.lose()
-    while (await scheduler.reserve(2, range(8))).outcome != NO_EXECUTOR:
-        await scheduler.ask(released_sequence_ids=[2])
+    scheduler = await scheduler_of_a_lost_executor(stub)
     await scheduler.tell(released_sequence_ids=[1])
     assert (await scheduler.reserve(3, range(8))).outcome == NO_EXECUTOR
     assert len((await status(stub)).pools) == 0
