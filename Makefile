@@ -12,23 +12,28 @@ UP ?=
 TESTS ?=
 BENCH ?= engine
 
-.PHONY: help setup up down test test-full lint protos bench lock system-tools
+.PHONY: help setup native up down test test-full lint protos bench lock system-tools
 
 help: ## shows this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | column -t -s "$$(printf '\t')"
 
-$(STAMP): requirements.lock pyproject.toml tools/build_protos.py
+$(STAMP): requirements.lock pyproject.toml tools/build_backend.py
 	@test -n "$(PYTHON)" || { echo "setup: Python 3.11 or newer is needed and none is on the PATH; name one with PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "setup: no venv module (on Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@$(BIN)/python tools/native_needs.py
 	@echo "setup: installing the locked packages into $(VENV) (a minute or two the first time)"
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --requirement requirements.lock
+	@echo "setup: compiling the native kernels (a minute or two the first time)"
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 quire/v1/gateway_pb2.py: $(wildcard protos/quire/v1/*.proto) tools/build_protos.py | $(STAMP)
 	@$(BIN)/python tools/build_protos.py
 
-setup: $(STAMP) quire/v1/gateway_pb2.py ## makes the environment and the generated code
+native: $(STAMP) ## compiles what changed of the native kernels
+	@$(BIN)/python tools/build_native.py
+
+setup: $(STAMP) quire/v1/gateway_pb2.py native ## makes the environment, the generated code and the native kernels
 
 up: setup ## starts the four services, prints a first answer and where to connect (UP="--model ... " for options)
 	@$(BIN)/quire up $(UP)

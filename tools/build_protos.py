@@ -1,4 +1,4 @@
-"""Generates quire/v1 from protos/: as a build hook of the package, and by hand with --check or without.
+"""Generates quire/v1 from protos/: by the build backend, and by hand with --check or without.
 
 `python tools/build_protos.py` writes the stubs; `--check` fails where they differ from what would be written.
 """
@@ -6,17 +6,13 @@
 from __future__ import annotations
 
 import filecmp
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-try:
-    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ImportError:  # run by hand, without the build backend
-    BuildHookInterface = object
 
 
 def generate(out: Path) -> list[Path]:
@@ -26,22 +22,11 @@ def generate(out: Path) -> list[Path]:
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}"]
     command += [f"--{kind}={out}" for kind in ("python_out", "grpc_python_out", "mypy_out", "mypy_grpc_out")]
     # The mypy plugins are console scripts beside this interpreter.
-    env_path = str(Path(sys.executable).parent)
-    import os
-
-    subprocess.run(
-        [*command, *names], check=True, env={**os.environ, "PATH": env_path + os.pathsep + os.environ["PATH"]}
-    )
+    path = str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]
+    subprocess.run([*command, *names], check=True, env={**os.environ, "PATH": path})
     package = out / "quire" / "v1"
     (package / "__init__.py").write_text('"""Generated from protos/quire/v1 by the build; never edited."""\n')
     return sorted(p for p in package.iterdir() if p.is_file())
-
-
-class CustomBuildHook(BuildHookInterface):  # type: ignore[misc, valid-type]
-    """Runs the generator before a wheel or an editable install is built."""
-
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        generate(ROOT)
 
 
 def main() -> int:
