@@ -1,0 +1,13 @@
+// What matmul offers to the other kernels of the same instruction set.
+#pragma once
+
+#include "kernels/matmul/format.h"
+
+namespace quire::QUIRE_ISA {
+
+PanelKernel panel_kernel(int format);
+
+// The form that a matrix of this format multiplies.
+ActivationForm activation_form(int format);
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,257 @@
+// Panels of a packed matrix times a few tokens, one tile of registers at a time.
+//
+// The order of operations of one output is the same for every tile shape, so results do not depend on the batch.
+
+#include "kernels/matmul/cpu.h"
+#include "kernels/simd/simd.h"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+constexpr int kStreamAhead = 2560;  // bytes: about what memory delivers while one line is on its way
+
+// Tokens first .. first + kTokens times kVectors vectors of rows, the first of them `vector`.
+template <int kTokens, int kVectors>
+struct Tile {
+  F sums[kTokens][kVectors];
+
+  QUIRE_INLINE void clear_all(Tile& tile) {
+    QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+      QUIRE_UNROLL for (int v = 0; v < kVectors; v++) tile.sums[t][v] = zero();
+    }
+  }
+  QUIRE_INLINE void store_all(const Tile& tile, float* out, int vector) {
+    QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+      QUIRE_UNROLL for (int v = 0; v < kVectors; v++) store(out + t * kPanelRows + (vector + v) * kLanes, tile.sums[t][v]);
+    }
+  }
+};
+
+template <int kBytes>
+QUIRE_INLINE void stream_ahead(const uint8_t* at) {
+  QUIRE_UNROLL for (int i = 0; i < kBytes; i += 64) prefetch(at + kStreamAhead + i);
+}
+
+struct F32 {
+  template <int kTokens, int kVectors>
+  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector, Tile<kTokens, kVectors>& tile) {
+    const float* w = (const float*)panel + vector * kLanes;
+    const float* x = in.values + size_t(first) * in.k;
+    for (int k = 0; k < in.k; k++, w += kPanelRows) {
+      if constexpr (kTokens == 1) prefetch(w + kStreamAhead / 4);
+      F row[kVectors];
+      QUIRE_UNROLL for (int v = 0; v < kVectors; v++) row[v] = load(w + v * kLanes);
+      QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+        const F value = splat(x[size_t(t) * in.k + k]);
+        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) tile.sums[t][v] = fma(row[v], value, tile.sums[t][v]);
+      }
+    }
+  }
+};
+
+struct Bf16 {
+  template <int kTokens, int kVectors>
+  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector, Tile<kTokens, kVectors>& tile) {
+    const uint16_t* w = (const uint16_t*)panel + vector * kLanes * 2;
+#if QUIRE_LEVEL >= 3
+    const uint16_t* x = in.bf16 + size_t(first) * in.k;
+    for (int k = 0; k < in.k; k += 2, w += 2 * kPanelRows) {
+      if constexpr (kTokens == 1) stream_ahead<128>((const uint8_t*)w);
+      QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+        const B value = splat_quad((const int8_t*)(x + size_t(t) * in.k + k));
+        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) tile.sums[t][v] = multiply_pairs(tile.sums[t][v], w + v * kLanes * 2, value);
+      }
+    }
+#else
+    const float* x = in.values + size_t(first) * in.k;
+    for (int k = 0; k < in.k; k += 2, w += 2 * kPanelRows) {
+      if constexpr (kTokens == 1) stream_ahead<128>((const uint8_t*)w);
+      Pairs pairs[kVectors];
+      QUIRE_UNROLL for (int v = 0; v < kVectors; v++) pairs[v] = load_pairs(w + v * kLanes * 2);
+      QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+        const F low = splat(x[size_t(t) * in.k + k]), high = splat(x[size_t(t) * in.k + k + 1]);
+        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) {
+          tile.sums[t][v] = fma(pairs[v].high, high, fma(pairs[v].low, low, tile.sums[t][v]));
+        }
+      }
+    }
+#endif
+  }
+};
+
+// int8 weights x int8 activations, per 32 values of k.
+template <bool kScalePerRow>
+struct Int8 {
+  template <int kTokens, int kVectors>
+  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector, Tile<kTokens, kVectors>& tile) {
+    constexpr int kGroupBytes = kScalePerRow ? 1024 : 1088;
+    const uint8_t* w = panel + vector * kLanes * 4;
+    const int8_t* x = in.int8 + size_t(first) * in.k;
+    const int groups = in.k / 32;
+    for (int g = 0; g < groups; g++, w += kGroupBytes, x += 32) {
+      if constexpr (kTokens == 1) stream_ahead<kGroupBytes>(w);
+      ByteDot dots[kTokens][kVectors];
+      QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) clear(dots[t][v]);
+      }
+      QUIRE_UNROLL for (int quad = 0; quad < 8; quad++) {
+        ByteWeights weights[kVectors];
+        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) weights[v] = prepare(load_bytes(w + quad * 128 + v * kLanes * 4));
+        QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+          const B values = splat_quad(x + size_t(t) * in.k + quad * 4);
+          QUIRE_UNROLL for (int v = 0; v < kVectors; v++) accumulate(dots[t][v], weights[v], values);
+        }
+      }
+      F scales[kVectors];
+      if constexpr (!kScalePerRow) {
+        const uint16_t* d = (const uint16_t*)(panel + size_t(g) * kGroupBytes + 1024) + vector * kLanes;
+        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) scales[v] = load_half(d + v * kLanes);
+      }
+      QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+        const size_t at = size_t(g) * in.stride + first + t;
+        const F scale = splat(in.scale[at]);
+        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) {
+          const F sum = to_float(total(dots[t][v], in.sum[at]));
+          if constexpr (kScalePerRow) {
+            tile.sums[t][v] = fma(sum, scale, tile.sums[t][v]);
+          } else {
+            tile.sums[t][v] = fma(scales[v], mul(sum, scale), tile.sums[t][v]);
+          }
+        }
+      }
+    }
+    if constexpr (kScalePerRow) {
+      const float* d = (const float*)(panel + size_t(groups) * kGroupBytes) + vector * kLanes;
+      QUIRE_UNROLL for (int v = 0; v < kVectors; v++) {
+        const F scale = load(d + v * kLanes);
+        QUIRE_UNROLL for (int t = 0; t < kTokens; t++) tile.sums[t][v] = mul(tile.sums[t][v], scale);
+      }
+    }
+  }
+};
+
+// 4-bit weights in groups of 32 * kParts x int8 activations in groups of 32.
+template <int kParts, bool kMinimum>
+struct Int4 {
+  template <int kTokens, int kVectors>
+  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector, Tile<kTokens, kVectors>& tile) {
+    constexpr int kNibbleBytes = kParts * 512, kGroupBytes = kNibbleBytes + (kMinimum ? 128 : 64);
+    const uint8_t* w = panel + vector * kLanes * 4;
+    const int8_t* x = in.int8 + size_t(first) * in.k;
+    const int groups = in.k / 32 / kParts;
+    for (int g = 0; g < groups; g++, w += kGroupBytes) {
+      F scales[kVectors], minima[kVectors];
+      const uint16_t* d = (const uint16_t*)(panel + size_t(g) * kGroupBytes + kNibbleBytes) + vector * kLanes;
+      if constexpr (kParts > 1) {
+        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) scales[v] = load_half(d + v * kLanes);
+      }
+      for (int part = 0; part < kParts; part++, x += 32) {
+        if constexpr (kTokens == 1) stream_ahead<kGroupBytes / kParts>(w + part * 512);
+        NibbleDot dots[kTokens][kVectors];
+        QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+          QUIRE_UNROLL for (int v = 0; v < kVectors; v++) clear(dots[t][v]);
+        }
+        QUIRE_UNROLL for (int quad = 0; quad < 4; quad++) {
+          B bytes[kVectors], weights[kVectors];
+          QUIRE_UNROLL for (int v = 0; v < kVectors; v++) {
+            bytes[v] = load_bytes(w + part * 512 + quad * 128 + v * kLanes * 4);
+            weights[v] = low_nibbles(bytes[v]);
+          }
+          QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+            const B values = splat_quad(x + size_t(t) * in.k + quad * 4);
+            QUIRE_UNROLL for (int v = 0; v < kVectors; v++) accumulate(dots[t][v], weights[v], values);
+          }
+          QUIRE_UNROLL for (int v = 0; v < kVectors; v++) weights[v] = high_nibbles(bytes[v]);
+          QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+            const B values = splat_quad(x + size_t(t) * in.k + quad * 4 + 16);
+            QUIRE_UNROLL for (int v = 0; v < kVectors; v++) accumulate(dots[t][v], weights[v], values);
+          }
+        }
+        if constexpr (kParts == 1) {
+          QUIRE_UNROLL for (int v = 0; v < kVectors; v++) scales[v] = load_half(d + v * kLanes);
+        }
+        if constexpr (kMinimum) {
+          QUIRE_UNROLL for (int v = 0; v < kVectors; v++) minima[v] = load_half(d + kPanelRows + v * kLanes);
+        }
+        QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+          const size_t at = (size_t(g) * kParts + part) * in.stride + first + t;
+          const F scale = splat(in.scale[at]);
+          const F scaled_sum = splat(kMinimum ? in.scaled_sum[at] : 0.0f);
+          const I middle = splat_int(kMinimum ? 0 : 8 * in.sum[at]);
+          QUIRE_UNROLL for (int v = 0; v < kVectors; v++) {
+            I sum = total(dots[t][v]);
+            if constexpr (!kMinimum) sum = sub(sum, middle);
+            tile.sums[t][v] = fma(scales[v], mul(to_float(sum), scale), tile.sums[t][v]);
+            if constexpr (kMinimum) tile.sums[t][v] = fma(minima[v], scaled_sum, tile.sums[t][v]);
+          }
+        }
+      }
+    }
+  }
+};
+
+template <class Weights, int kTokens>
+__attribute__((noinline)) void run_tile(const uint8_t* panel, const Activation& in, int first, float* out) {
+  constexpr int kVectors = kTokens <= 2 ? kPanelVectors : kTileVectors;
+  for (int vector = 0; vector < kPanelVectors; vector += kVectors) {
+    Tile<kTokens, kVectors> tile;
+    tile.clear_all(tile);
+    Weights::run(panel, in, first, vector, tile);
+    tile.store_all(tile, out, vector);
+  }
+}
+
+template <class Weights>
+void run_larger_tile(int count, const uint8_t* panel, const Activation& in, int first, float* out) {
+  if (count == 4) return run_tile<Weights, 4>(panel, in, first, out);
+  if constexpr (kTileTokens > 4) {
+    if (count == 5) return run_tile<Weights, 5>(panel, in, first, out);
+    run_tile<Weights, 6>(panel, in, first, out);
+  }
+}
+
+template <class Weights>
+void run_panel(const uint8_t* panel, const Activation& in, int first, int count, float* out, Ahead ahead) {
+  const int tiles = (count + kTileTokens - 1) / kTileTokens;
+  const size_t step = (ahead.bytes / tiles + 127) / 64 * 64;
+  size_t fetched = 0;
+  for (int i = 0; i < tiles; i++) {
+    const int from = i * count / tiles, to = (i + 1) * count / tiles;
+    if (count > 1) {  // a single token's weights are streamed
+      for (size_t end = fetched + step; fetched < end && fetched < ahead.bytes; fetched += 64) prefetch_far(ahead.at + fetched);
+    }
+    float* result = out + from * kPanelRows;
+    switch (to - from) {
+      case 1:
+        run_tile<Weights, 1>(panel, in, first + from, result);
+        break;
+      case 2:
+        run_tile<Weights, 2>(panel, in, first + from, result);
+        break;
+      case 3:
+        run_tile<Weights, 3>(panel, in, first + from, result);
+        break;
+      default:
+        if constexpr (kTileTokens > 3) run_larger_tile<Weights>(to - from, panel, in, first + from, result);
+    }
+  }
+}
+
+}  // namespace
+
+PanelKernel panel_kernel(int format) {
+  static constexpr PanelKernel kernels[kFormatCount] = {
+      run_panel<F32>,           run_panel<Bf16>,          run_panel<Int8<false>>,   run_panel<Int8<true>>,
+      run_panel<Int4<1, false>>, run_panel<Int4<2, false>>, run_panel<Int4<4, false>>, run_panel<Int4<1, true>>,
+      run_panel<Int4<2, true>>,  run_panel<Int4<4, true>>,
+  };
+  return kernels[format];
+}
+
+ActivationForm activation_form(int format) {
+  if (format == kF32) return kFloatForm;
+  if (format == kBf16) return kBf16Products ? kBf16Form : kFloatForm;
+  return kInt8Form;
+}
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,93 @@
+// How matrices and activations lie in memory; the same for every instruction set.
+//
+// A matrix [rows, k] is cut into panels of 32 rows; a thread that works on a panel reads one sequential stream. k is a
+// multiple of 32 (of the group, for 4-bit formats); what is missing is zero. Inside a panel, k runs in order:
+//
+//   f32    [k][32 rows] fp32
+//   bf16   [k / 2][32 rows][2] bf16
+//   q8     per 32 k: [8 quads][32 rows][4] int8, then [32 rows] fp16 scales                      1,088 bytes
+//   q8c    the whole panel [k / 4][32 rows][4] int8, then [32 rows] fp32 scales
+//   q4     per group: per 32 k [4][32 rows][4] bytes, quad j in the low nibbles, quad j + 4 in the high ones; then
+//          [32 rows] fp16 scales d, and with a minimum [32 rows] fp16 m
+//
+// int8 values lie within [-127, 127]. A 4-bit weight is d * (q - 8), with a minimum d * q + m.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quire {
+
+enum Format : int32_t {
+  kF32,
+  kBf16,
+  kQ8,   // groups of 32
+  kQ8c,  // one scale a row
+  kQ4Group32,
+  kQ4Group64,
+  kQ4Group128,
+  kQ4MinGroup32,
+  kQ4MinGroup64,
+  kQ4MinGroup128,
+  kFormatCount,
+};
+
+constexpr bool has_minimum(int format) { return format >= kQ4MinGroup32; }
+
+// Values of k that share a scale, as far as k must be a multiple of it.
+constexpr int group_size(int format) {
+  switch (format) {
+    case kQ4Group64:
+    case kQ4MinGroup64:
+      return 64;
+    case kQ4Group128:
+    case kQ4MinGroup128:
+      return 128;
+    default:
+      return 32;
+  }
+}
+
+constexpr size_t panel_bytes(int format, int k) {
+  const size_t n = size_t(k);
+  switch (format) {
+    case kF32:
+      return n * 128;
+    case kBf16:
+      return n * 64;
+    case kQ8:
+      return n / 32 * 1088;
+    case kQ8c:
+      return n * 32 + 128;
+    default:
+      return n * 16 + n / size_t(group_size(format)) * (has_minimum(format) ? 128 : 64);
+  }
+}
+
+// Forms in which a producer stores an activation; what the consumers of it need, as bits.
+enum ActivationForm : int32_t { kFloatForm = 1, kBf16Form = 2, kInt8Form = 4 };
+
+// Inputs [tokens, k] of a matmul. int8: per token and group of 32 values a scale, max |x| / 127; what belongs to a
+// group lies [group][stride], so that threads that fill different groups share no cache line.
+struct Activation {
+  int k = 0;
+  int stride = 0;               // tokens, padded
+  float* values = nullptr;      // [tokens][k]
+  uint16_t* bf16 = nullptr;     // [tokens][k]
+  int8_t* int8 = nullptr;       // [tokens][k]
+  float* scale = nullptr;       // [k / 32][stride]
+  float* scaled_sum = nullptr;  // [k / 32][stride] scale * sum
+  int32_t* sum = nullptr;       // [k / 32][stride] of the int8 values
+};
+
+// Bytes that a thread will want next: fetched while it computes.
+struct Ahead {
+  const uint8_t* at = nullptr;
+  size_t bytes = 0;
+};
+
+// out[t][32] = one panel times the tokens first .. first + count. A token's result is the same, bit for bit, whatever
+// `first` and `count`.
+using PanelKernel = void (*)(const uint8_t* panel, const Activation& in, int first, int count, float* out, Ahead ahead);
+
+}  // namespace quire

@@ -1,0 +1,170 @@
+// AVX-512 (F, BW, DQ, VL), with VNNI and BF16 at level 3: 16 floats a vector, 32 registers.
+#pragma once
+
+#ifdef QUIRE_EMULATE_AVX512
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512.h>
+#include <simde/x86/f16c.h>
+#include <simde/x86/fma.h>
+#else
+#include <immintrin.h>
+#endif
+
+namespace quire::QUIRE_ISA {
+
+constexpr int kLanes = 16;
+constexpr bool kBf16Products = QUIRE_LEVEL >= 3;
+constexpr int kTileTokens = 6;
+constexpr int kTileVectors = 2;
+constexpr int kAttentionRows = 12;
+
+using F = __m512;
+using I = __m512i;
+using B = __m512i;
+
+QUIRE_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+QUIRE_INLINE void store(float* p, F v) { _mm512_storeu_ps(p, v); }
+QUIRE_INLINE F splat(float v) { return _mm512_set1_ps(v); }
+QUIRE_INLINE F zero() { return _mm512_setzero_ps(); }
+QUIRE_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+QUIRE_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+QUIRE_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+QUIRE_INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
+QUIRE_INLINE F square_root(F a) { return _mm512_sqrt_ps(a); }
+QUIRE_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+QUIRE_INLINE F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
+QUIRE_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
+QUIRE_INLINE F abs(F a) { return _mm512_abs_ps(a); }
+QUIRE_INLINE F round(F a) { return _mm512_roundscale_ps(a, 0); }
+QUIRE_INLINE F scale_by_power(F a, F whole) {
+  const __m512i exponent = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(whole), _mm512_set1_epi32(127)), 23);
+  return _mm512_mul_ps(a, _mm512_castsi512_ps(exponent));
+}
+
+using Mask = __mmask16;
+QUIRE_INLINE Mask greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+QUIRE_INLINE Mask not_a_number(F a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
+QUIRE_INLINE F select(Mask m, F yes, F no) { return _mm512_mask_mov_ps(no, m, yes); }
+QUIRE_INLINE I select(Mask m, I yes, I no) { return _mm512_mask_mov_epi32(no, m, yes); }
+QUIRE_INLINE bool any(Mask m) { return m != 0; }
+// Lanes below `count`.
+QUIRE_INLINE Mask first_lanes(int count) {
+  return count >= 16 ? Mask(0xffff) : count <= 0 ? Mask(0) : Mask((1u << count) - 1);
+}
+
+QUIRE_INLINE I splat_int(int32_t v) { return _mm512_set1_epi32(v); }
+QUIRE_INLINE I load_int(const int32_t* p) { return _mm512_loadu_si512(p); }
+QUIRE_INLINE void store_int(int32_t* p, I v) { _mm512_storeu_si512(p, v); }
+QUIRE_INLINE I add(I a, I b) { return _mm512_add_epi32(a, b); }
+QUIRE_INLINE I sub(I a, I b) { return _mm512_sub_epi32(a, b); }
+QUIRE_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+QUIRE_INLINE I round_to_int(F a) { return _mm512_cvtps_epi32(a); }
+
+QUIRE_INLINE float reduce_add(F v) { return _mm512_reduce_add_ps(v); }
+QUIRE_INLINE float reduce_max(F v) { return _mm512_reduce_max_ps(v); }
+QUIRE_INLINE int32_t reduce_add(I v) { return _mm512_reduce_add_epi32(v); }
+
+QUIRE_INLINE F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+QUIRE_INLINE F load_bf16(const uint16_t* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+}
+QUIRE_INLINE F load_signed_bytes(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+QUIRE_INLINE F load_unsigned_bytes(const uint8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+QUIRE_INLINE void store_bytes(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
+
+// kLanes pairs of bf16 as two vectors: .low holds the first of each pair.
+struct Pairs {
+  F low, high;
+};
+QUIRE_INLINE Pairs load_pairs(const uint16_t* p) {
+  const __m512i x = _mm512_loadu_si512(p);
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)),
+          _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int32_t(0xffff0000))))};
+}
+
+QUIRE_INLINE B load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+QUIRE_INLINE B splat_quad(const int8_t* p) {
+  int32_t quad;
+  memcpy(&quad, p, 4);
+  return _mm512_set1_epi32(quad);
+}
+QUIRE_INLINE B low_nibbles(B v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+QUIRE_INLINE B high_nibbles(B v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15)); }
+
+#if QUIRE_LEVEL >= 3
+
+QUIRE_INLINE void multiply_quads(__m512i& sums, __m512i unsigned_bytes, __m512i signed_bytes) {
+#ifdef QUIRE_EMULATE_AVX512
+  sums = _mm512_dpbusd_epi32(sums, unsigned_bytes, signed_bytes);
+#else
+  // With the intrinsic, GCC 12 spills tiles of 24 accumulators.
+  asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(unsigned_bytes), "v"(signed_bytes));
+#endif
+}
+// Adds both products of each pair of bf16.
+QUIRE_INLINE F multiply_pairs(F sums, const uint16_t* pairs, __m512i values) {
+#ifdef QUIRE_EMULATE_AVX512
+  const Pairs w = load_pairs(pairs);
+  const F low = _mm512_castsi512_ps(_mm512_slli_epi32(values, 16));
+  const F high = _mm512_castsi512_ps(_mm512_and_si512(values, _mm512_set1_epi32(int32_t(0xffff0000))));
+  return fma(w.low, low, fma(w.high, high, sums));
+#else
+  return _mm512_dpbf16_ps(sums, (__m512bh)_mm512_loadu_si512(pairs), (__m512bh)values);
+#endif
+}
+
+struct NibbleDot {
+  __m512i sums;
+};
+QUIRE_INLINE void clear(NibbleDot& dot) { dot.sums = _mm512_setzero_si512(); }
+QUIRE_INLINE void accumulate(NibbleDot& dot, B weights, B values) { multiply_quads(dot.sums, weights, values); }
+QUIRE_INLINE I total(NibbleDot dot) { return dot.sums; }
+
+// Weights become unsigned by adding 128; the sum of the values takes that out again.
+struct ByteDot {
+  __m512i sums;
+};
+using ByteWeights = __m512i;
+QUIRE_INLINE void clear(ByteDot& dot) { dot.sums = _mm512_setzero_si512(); }
+QUIRE_INLINE ByteWeights prepare(B weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(char(0x80))); }
+QUIRE_INLINE void accumulate(ByteDot& dot, ByteWeights weights, B values) {
+  multiply_quads(dot.sums, weights, values);
+}
+QUIRE_INLINE I total(ByteDot dot, int32_t value_sum) {
+  return _mm512_sub_epi32(dot.sums, _mm512_set1_epi32(128 * value_sum));
+}
+
+#else
+
+struct NibbleDot {
+  __m512i sums;
+};
+QUIRE_INLINE void clear(NibbleDot& dot) { dot.sums = _mm512_setzero_si512(); }
+QUIRE_INLINE void accumulate(NibbleDot& dot, B weights, B values) {
+  dot.sums = _mm512_add_epi16(dot.sums, _mm512_maddubs_epi16(weights, values));
+}
+QUIRE_INLINE I total(NibbleDot dot) { return _mm512_madd_epi16(dot.sums, _mm512_set1_epi16(1)); }
+
+struct ByteDot {
+  __m512i sums;
+};
+struct ByteWeights {
+  __m512i magnitude;
+  __mmask64 negative;
+};
+QUIRE_INLINE void clear(ByteDot& dot) { dot.sums = _mm512_setzero_si512(); }
+QUIRE_INLINE ByteWeights prepare(B weights) { return {_mm512_abs_epi8(weights), _mm512_movepi8_mask(weights)}; }
+QUIRE_INLINE void accumulate(ByteDot& dot, ByteWeights weights, B values) {
+  const __m512i turned = _mm512_mask_sub_epi8(values, weights.negative, _mm512_setzero_si512(), values);
+  const __m512i pairs = _mm512_maddubs_epi16(weights.magnitude, turned);
+  dot.sums = _mm512_add_epi32(dot.sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+}
+QUIRE_INLINE I total(ByteDot dot, int32_t) { return dot.sums; }
+
+#endif
+
+}  // namespace quire::QUIRE_ISA
