@@ -5,26 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from services.executor.models.weights import PLAIN_FORMATS, Bytes, StoredTensor
+from services.executor.models.weights import Bytes, StoredTensor
 
 Float32 = NDArray[np.float32]
 _PIECE_VALUES = 1 << 16
-
-
-def can_read(format_: str) -> bool:
-    """Whether tensors of this format can be turned into fp32."""
-    if format_ in PLAIN_FORMATS:
-        return True
-    kind = GGMLQuantizationType[format_]
-    try:
-        dequantize(np.zeros(GGML_QUANT_SIZES[kind][1], np.uint8), kind)
-    except NotImplementedError:
-        return False
-    return True
 
 
 def to_float32(tensor: StoredTensor) -> Float32:
@@ -56,6 +42,10 @@ def _float32(format_: str, data: Bytes) -> Float32:
             return _q4_0(data.reshape(-1, 18))
         case "Q4_1":
             return _q4_1(data.reshape(-1, 20))
+    # Imported where it is needed: it takes a while, and most files need none of it.
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
     return np.asarray(dequantize(data.reshape(-1), GGMLQuantizationType[format_]), np.float32)
 
 

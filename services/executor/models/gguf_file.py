@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGMLQuantizationType
 
-from services.executor.models.dequantize import can_read
+from services.executor.models.ggml_formats import is_readable
 from services.executor.models.gguf_metadata import GgufHeader, TensorInfo, read_header
 from services.executor.models.spec import ModelSpec, RopeScaling
 from services.executor.models.weights import Bytes, Shape, StoredTensor, check_shapes, check_spec, load_failed
@@ -48,8 +47,8 @@ class GgufCheckpoint:
         self._bytes: Bytes = np.memmap(path, np.uint8, mode="c")  # private: arrays count as writable
         self._places = {canonical_name(name): info for name, info in header.tensors.items() if name != _ROPE_FACTORS}
         for name, info in self._places.items():
-            if not can_read(info.type.name):
-                raise load_failed(f"{path}: tensor {name} has format {info.type.name}, which cannot be dequantized")
+            if not is_readable(info.format):
+                raise load_failed(f"{path}: tensor {name} has format {info.format}, which cannot be dequantized")
         self.spec = check_spec(spec_from_header(header, self._rope_factors(header)))
         check_shapes(self)
 
@@ -64,7 +63,7 @@ class GgufCheckpoint:
             heads = self.spec.head_count if part == "q" else self.spec.kv_head_count
             rows = data.reshape(info.shape[0], -1)  # a bias too: one value a row
             data = split_halves(rows, heads).reshape(data.shape)
-        return StoredTensor(name, info.shape, info.type.name, data)
+        return StoredTensor(name, info.shape, info.format, data)
 
     def files(self) -> list[Path]:
         return [self._path]
@@ -76,8 +75,8 @@ class GgufCheckpoint:
         info = header.tensors.get(_ROPE_FACTORS)
         if info is None:
             return ()
-        if info.type != GGMLQuantizationType.F32:
-            raise load_failed(f"{self._path}: {_ROPE_FACTORS} has format {info.type.name}, expected F32")
+        if info.format != "F32":
+            raise load_failed(f"{self._path}: {_ROPE_FACTORS} has format {info.format}, expected F32")
         return tuple(self._read(info).reshape(-1).view(np.float32).tolist())
 
 

@@ -108,11 +108,11 @@ def _first_line(error: Exception) -> str:
 @contextmanager
 def _terminal_bar() -> Iterator[Progress]:
     """A progress bar that appears with the first report, one per kind of work."""
-    from tqdm import tqdm
-
     bars: dict[str, Any] = {}
 
     def report(what: str, done: int, total: int) -> None:
+        from tqdm import tqdm  # not needed where all is in the cache
+
         if what not in bars:
             for bar in bars.values():
                 bar.close()
