@@ -11,20 +11,28 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
 from services.common.errors import QuireError, Reason
+from services.executor.models.derived import derived
 from services.executor.models.gguf_metadata import read_header
 from services.executor.models.gguf_tokenizer import tokenizer_from_gguf
 from services.executor.models.sentencepiece_file import read_sentencepiece
 from services.executor.models.tokenizer_json import sentencepiece_bpe
 
 ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
+FOLDER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "chat_template.jinja")
 SPECIAL_STRINGS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
+def load_bundle(path: Path) -> bytes:
+    """The bundle of a Hugging Face folder or a GGUF file, from the cache where nothing changed. Raises as below."""
+    files = [path] if path.is_file() else [path / name for name in FOLDER_FILES if (path / name).is_file()]
+    return derived("tokenizer", files, lambda: build_bundle(path))
+
+
 def build_bundle(path: Path) -> bytes:
-    """The bundle of a Hugging Face folder or a GGUF file. Raises MODEL_LOAD_FAILED where there is none."""
+    """The same, made anew. Raises MODEL_LOAD_FAILED where there is none."""
+    import tokenizers  # not needed where the cache has it
+
     tokenizer, config = tokenizer_from_gguf(read_header(path).fields) if path.is_file() else _from_folder(path)
     text = json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))
     try:
