@@ -89,7 +89,8 @@ class OpenAIClient:
         self._headers = {"Accept-Encoding": "identity"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
-        self._limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+        # One connection per request, whatever the server: some close theirs after a stream.
+        self._limits = httpx.Limits(max_connections=connections, max_keepalive_connections=0)
 
     async def __aenter__(self) -> Self:
         self._http = httpx.AsyncClient(timeout=self._timeout, headers=self._headers, limits=self._limits)

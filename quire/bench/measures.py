@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 PERCENTILES = (50, 95, 99)
@@ -47,6 +48,11 @@ def token_gaps(sample: Sample) -> list[float]:
     return gaps
 
 
+def message_gaps(sample: Sample) -> list[float]:
+    """Seconds between messages: how long a reader sees nothing new."""
+    return [now - before for before, now in pairwise(sample.arrivals)]
+
+
 def summarize(samples: Sequence[Sample]) -> dict[str, Any]:
     """The report: rates and latencies of the requests that succeeded, and how many failed and why."""
     good = [sample for sample in samples if sample.error is None]
@@ -64,6 +70,7 @@ def summarize(samples: Sequence[Sample]) -> dict[str, Any]:
         "request_s": round(len(good) / duration, 4) if duration > 0 else 0.0,
         "ttft_ms": _spread(sample.arrivals[0] - sample.start for sample in good if sample.arrivals),
         "itl_ms": _spread(gap for sample in good for gap in token_gaps(sample)),
+        "gap_ms": _spread(gap for sample in good for gap in message_gaps(sample)),
         "e2e_ms": _spread(sample.end - sample.start for sample in good),
     }
 

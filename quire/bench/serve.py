@@ -27,7 +27,7 @@ quire bench serve --trace conversations.csv --requests 500 --trace-speed 2 --max
 quire bench serve --api openai --base-url http://127.0.0.1:8000/v1 --concurrency 8
 """
 NOTE = """Prompts are random common words, about a token each; the report gives the server's own count.
-itl_ms is the gap between messages divided by the tokens that the later one brought."""
+gap_ms is the time between messages; itl_ms divides it by the tokens that the later message brought."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -130,7 +130,7 @@ def _table(report: dict[str, Any]) -> str:
         "",
         f"{'ms':<14}{'p50':>10}{'p95':>10}{'p99':>10}",
     ]
-    names = {"ttft_ms": "first token", "itl_ms": "next token", "e2e_ms": "whole answer"}
+    names = {"ttft_ms": "first token", "itl_ms": "next token", "gap_ms": "next message", "e2e_ms": "whole answer"}
     for key, name in names.items():
         cells = (f"{value:>10.2f}" if value is not None else f"{'-':>10}" for value in report[key].values())
         lines.append(f"{name:<14}{''.join(cells)}")

@@ -61,7 +61,14 @@ def main(argv: Sequence[str]) -> int:
     except (QuireError, ValueError) as error:
         _tell(f"quire bench engine: {error}")
         return 1
-    report = {"model": model.name, "backend": model.backend.name, "points": [asdict(point) for point in points]}
+    backend = model.backend
+    report = {
+        "model": model.name,
+        "backend": backend.name,
+        "dtype": backend.dtype,
+        "device": backend.device,
+        "points": [asdict(point) for point in points],
+    }
     if not options.json:
         _print_table(model, points)
     print(json.dumps(report), flush=True)

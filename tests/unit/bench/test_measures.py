@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from quire.bench.measures import Sample, engine_bound, percentile, summarize, token_gaps
+from quire.bench.measures import Sample, engine_bound, message_gaps, percentile, summarize, token_gaps
 
 
 def test_percentiles_lie_between_neighbours() -> None:
@@ -20,6 +20,12 @@ def test_percentiles_lie_between_neighbours() -> None:
 def test_tokens_of_one_message_share_its_gap() -> None:
     sample = Sample(0.0, arrivals=[1.0, 1.2, 1.6], token_counts=[1, 2, 4], output_tokens=7)
     assert token_gaps(sample) == pytest.approx([0.1, 0.1, 0.1, 0.1, 0.1, 0.1])
+
+
+def test_gaps_between_messages_whatever_they_bring() -> None:
+    sample = Sample(0.0, arrivals=[1.0, 1.2, 1.6], token_counts=[1, 2, 4], output_tokens=7)
+    assert message_gaps(sample) == pytest.approx([0.2, 0.4])
+    assert summarize([sample])["gap_ms"] == {"p50": 300.0, "p95": 390.0, "p99": 398.0}
 
 
 def test_without_counts_tokens_are_spread_evenly() -> None:

@@ -185,3 +185,27 @@ async def test_an_open_loop_sends_when_due_however_many_run() -> None:
     await open_loop(client, requests, 0, done.append)
     assert (client.most, len(done)) == (3, 4)
     assert [due - client.dues[0] for due in client.dues] == pytest.approx([0.0, 0.0, 0.005, 0.05])
+
+
+async def test_each_openai_request_opens_a_connection() -> None:
+    opened = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        body = f"data: {chunk('a')}\n\ndata: [DONE]\n\n".encode()
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+                await reader.readexactly(int(length.partition(b":")[2]))
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with OpenAIClient(f"http://127.0.0.1:{port}/v1", "m", 30.0, "", 1) as client:
+            samples = [await client.ask(Ask("hi", 1, 0.0)) for _ in range(3)]
+    assert [sample.error for sample in samples] == [None] * 3
+    assert opened == 3
