@@ -112,6 +112,8 @@ def _text(report: dict[str, Any]) -> str:
         description = executor["description"] or {}
         if model := description.get("model"):
             holds[description["executor_id"]] = f" of {model['name']} on {executor['target']}"
+            how = f"{description['backend']} backend, {description['device']}, {description['dtype']}"
+            lines.append(f"executor {executor['target']}: {model['name']}, {how}")
         elif executor["connected"]:
             lines.append(f"executor {executor['target']}: no model")
     for pool in report["kv"].get("pools", ()):

@@ -62,8 +62,17 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="executors without a model, for `quire models load` (default: 1)",
     )
-    add("--backend", default="auto", help="how to compute: auto or torch (default: auto)")
-    add("--dtype", help="number format of computation: fp32, bf16, fp16 (default: the executor's choice)")
+    add(
+        "--backend",
+        default="auto",
+        choices=("auto", "cpu", "torch"),
+        help="what computes: native code on the CPU, or PyTorch (default: auto, the best that takes the model)",
+    )
+    add(
+        "--dtype",
+        choices=("auto", "fp32", "bf16", "fp16"),
+        help="number format of weights (default: auto, the backend's best for the file)",
+    )
     add("--context-length", type=int, metavar="TOKENS", help="longest prompt plus output (default: the model's)")
     add("--kv-blocks", type=int, metavar="N", help="blocks of KV memory per executor (default: from free memory)")
     add("--detach", action="store_true", help="return once all is healthy and keep serving in the background")

@@ -70,11 +70,13 @@ def test_blocks_are_named_by_model_and_executor(
     busy = scheduler.executors.add(target="127.0.0.1:1", connected=True)
     busy.description.executor_id = "a"
     busy.description.model.name = "m"
+    busy.description.backend, busy.description.device, busy.description.dtype = "cpu", "cpu avx2, 2 threads", "q4_1"
     scheduler.executors.add(target="127.0.0.1:2", connected=True).description.executor_id = "b"
     scheduler.executors.add(target="127.0.0.1:3")  # never came: its service line says so
     scheduler.kv.pools.add(executor_id="a", free_count=7)
     cli.main(["status", "--address", address])
     assert capsys.readouterr().out.splitlines()[1:] == [
+        "executor 127.0.0.1:1: m, cpu backend, cpu avx2, 2 threads, q4_1",
         "executor 127.0.0.1:2: no model",
         "kv blocks of m on 127.0.0.1:1: 7 free, 0 cached, 0 in use",
     ]
