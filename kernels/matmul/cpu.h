@@ -10,4 +10,7 @@ PanelKernel panel_kernel(int format);
 // The form that a matrix of this format multiplies.
 ActivationForm activation_form(int format);
 
+// Stores values [count][k] in every form.
+void quantize_rows(const Activation& out, const float* values, int count);
+
 }  // namespace quire::QUIRE_ISA

@@ -3,6 +3,7 @@
 // The order of operations of one output is the same for every tile shape, so results do not depend on the batch.
 
 #include "kernels/matmul/cpu.h"
+#include "kernels/matmul/store.h"
 #include "kernels/simd/simd.h"
 
 namespace quire::QUIRE_ISA {
@@ -252,6 +253,18 @@ ActivationForm activation_form(int format) {
   if (format == kF32) return kFloatForm;
   if (format == kBf16) return kBf16Products ? kBf16Form : kFloatForm;
   return kInt8Form;
+}
+
+void quantize_rows(const Activation& out, const float* values, int count) {
+  for (int t = 0; t < count; t++) {
+    for (int group = 0; group < out.k / kPanelRows; group++) {
+      F x[kPanelVectors];
+      QUIRE_UNROLL for (int v = 0; v < kPanelVectors; v++) {
+        x[v] = load(values + size_t(t) * out.k + group * kPanelRows + v * kLanes);
+      }
+      store_group(out, kFloatForm | kBf16Form | kInt8Form, t, group, x);
+    }
+  }
 }
 
 }  // namespace quire::QUIRE_ISA

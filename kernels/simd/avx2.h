@@ -38,6 +38,10 @@ QUIRE_INLINE F scale_by_power(F a, F whole) {
 using Mask = __m256;
 QUIRE_INLINE Mask greater(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_GT_OQ); }
 QUIRE_INLINE Mask not_a_number(F a) { return _mm256_cmp_ps(a, a, _CMP_UNORD_Q); }
+QUIRE_INLINE Mask equal(F a, F b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+QUIRE_INLINE Mask less(I a, I b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
+QUIRE_INLINE Mask both(Mask a, Mask b) { return _mm256_and_ps(a, b); }
+QUIRE_INLINE Mask either(Mask a, Mask b) { return _mm256_or_ps(a, b); }
 QUIRE_INLINE F select(Mask m, F yes, F no) { return _mm256_blendv_ps(no, yes, m); }
 QUIRE_INLINE I select(Mask m, I yes, I no) { return _mm256_blendv_epi8(no, yes, _mm256_castps_si256(m)); }
 QUIRE_INLINE bool any(Mask m) { return _mm256_movemask_ps(m) != 0; }
@@ -54,6 +58,33 @@ QUIRE_INLINE I add(I a, I b) { return _mm256_add_epi32(a, b); }
 QUIRE_INLINE I sub(I a, I b) { return _mm256_sub_epi32(a, b); }
 QUIRE_INLINE F to_float(I a) { return _mm256_cvtepi32_ps(a); }
 QUIRE_INLINE I round_to_int(F a) { return _mm256_cvtps_epi32(a); }
+QUIRE_INLINE I as_bits(F a) { return _mm256_castps_si256(a); }
+QUIRE_INLINE F from_bits(I a) { return _mm256_castsi256_ps(a); }
+QUIRE_INLINE I bit_and(I a, I b) { return _mm256_and_si256(a, b); }
+QUIRE_INLINE I bit_xor(I a, I b) { return _mm256_xor_si256(a, b); }
+QUIRE_INLINE I shift_left(I a, int bits) { return _mm256_slli_epi32(a, bits); }
+QUIRE_INLINE I shift_right(I a, int bits) { return _mm256_srli_epi32(a, bits); }  // zeros come in
+QUIRE_INLINE I shift_right_signed(I a, int bits) { return _mm256_srai_epi32(a, bits); }
+
+// 64-bit products of unsigned lanes.
+struct Wide {
+  I low, high;
+};
+QUIRE_INLINE Wide multiply_unsigned(I a, I b) {
+  const __m256i even = _mm256_mul_epu32(a, b);
+  const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), _mm256_srli_epi64(b, 32));
+  return {_mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa),
+          _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa)};
+}
+// Of four lanes each, lane j of vector i becomes lane i of vector j.
+QUIRE_INLINE void transpose_quads(I (&v)[4]) {
+  const __m256i low01 = _mm256_unpacklo_epi32(v[0], v[1]), high01 = _mm256_unpackhi_epi32(v[0], v[1]);
+  const __m256i low23 = _mm256_unpacklo_epi32(v[2], v[3]), high23 = _mm256_unpackhi_epi32(v[2], v[3]);
+  v[0] = _mm256_unpacklo_epi64(low01, low23);
+  v[1] = _mm256_unpackhi_epi64(low01, low23);
+  v[2] = _mm256_unpacklo_epi64(high01, high23);
+  v[3] = _mm256_unpackhi_epi64(high01, high23);
+}
 
 QUIRE_INLINE float reduce_add(F v) {
   __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -95,6 +126,12 @@ QUIRE_INLINE Pairs load_pairs(const uint16_t* p) {
   const __m256i x = _mm256_loadu_si256((const __m256i*)p);
   return {_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)),
           _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(int32_t(0xffff0000))))};
+}
+
+// kLanes bytes as their low and their high nibbles.
+QUIRE_INLINE Pairs load_nibbles(const uint8_t* p) {
+  const __m256i x = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+  return {_mm256_cvtepi32_ps(_mm256_and_si256(x, _mm256_set1_epi32(15))), _mm256_cvtepi32_ps(_mm256_srli_epi32(x, 4))};
 }
 
 QUIRE_INLINE B load_bytes(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }

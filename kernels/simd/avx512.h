@@ -6,6 +6,9 @@
 #include <simde/x86/avx512.h>
 #include <simde/x86/f16c.h>
 #include <simde/x86/fma.h>
+// SIMDe 0.7.4 gives this name the arguments of the masked form.
+#undef _mm512_madd_epi16
+#define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
 #else
 #include <immintrin.h>
 #endif
@@ -16,7 +19,7 @@ constexpr int kLanes = 16;
 constexpr bool kBf16Products = QUIRE_LEVEL >= 3;
 constexpr int kTileTokens = 6;
 constexpr int kTileVectors = 2;
-constexpr int kAttentionRows = 12;
+constexpr int kAttentionRows = 6;
 
 using F = __m512;
 using I = __m512i;
@@ -44,6 +47,10 @@ QUIRE_INLINE F scale_by_power(F a, F whole) {
 using Mask = __mmask16;
 QUIRE_INLINE Mask greater(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 QUIRE_INLINE Mask not_a_number(F a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
+QUIRE_INLINE Mask equal(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+QUIRE_INLINE Mask less(I a, I b) { return _mm512_cmplt_epi32_mask(a, b); }
+QUIRE_INLINE Mask both(Mask a, Mask b) { return Mask(a & b); }
+QUIRE_INLINE Mask either(Mask a, Mask b) { return Mask(a | b); }
 QUIRE_INLINE F select(Mask m, F yes, F no) { return _mm512_mask_mov_ps(no, m, yes); }
 QUIRE_INLINE I select(Mask m, I yes, I no) { return _mm512_mask_mov_epi32(no, m, yes); }
 QUIRE_INLINE bool any(Mask m) { return m != 0; }
@@ -59,6 +66,33 @@ QUIRE_INLINE I add(I a, I b) { return _mm512_add_epi32(a, b); }
 QUIRE_INLINE I sub(I a, I b) { return _mm512_sub_epi32(a, b); }
 QUIRE_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 QUIRE_INLINE I round_to_int(F a) { return _mm512_cvtps_epi32(a); }
+QUIRE_INLINE I as_bits(F a) { return _mm512_castps_si512(a); }
+QUIRE_INLINE F from_bits(I a) { return _mm512_castsi512_ps(a); }
+QUIRE_INLINE I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
+QUIRE_INLINE I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
+QUIRE_INLINE I shift_left(I a, int bits) { return _mm512_slli_epi32(a, bits); }
+QUIRE_INLINE I shift_right(I a, int bits) { return _mm512_srli_epi32(a, bits); }  // zeros come in
+QUIRE_INLINE I shift_right_signed(I a, int bits) { return _mm512_srai_epi32(a, bits); }
+
+// 64-bit products of unsigned lanes.
+struct Wide {
+  I low, high;
+};
+QUIRE_INLINE Wide multiply_unsigned(I a, I b) {
+  const __m512i even = _mm512_mul_epu32(a, b);
+  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), _mm512_srli_epi64(b, 32));
+  return {_mm512_mask_mov_epi32(even, 0xaaaa, _mm512_slli_epi64(odd, 32)),
+          _mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), 0xaaaa, odd)};
+}
+// Of four lanes each, lane j of vector i becomes lane i of vector j.
+QUIRE_INLINE void transpose_quads(I (&v)[4]) {
+  const __m512i low01 = _mm512_unpacklo_epi32(v[0], v[1]), high01 = _mm512_unpackhi_epi32(v[0], v[1]);
+  const __m512i low23 = _mm512_unpacklo_epi32(v[2], v[3]), high23 = _mm512_unpackhi_epi32(v[2], v[3]);
+  v[0] = _mm512_unpacklo_epi64(low01, low23);
+  v[1] = _mm512_unpackhi_epi64(low01, low23);
+  v[2] = _mm512_unpacklo_epi64(high01, high23);
+  v[3] = _mm512_unpackhi_epi64(high01, high23);
+}
 
 QUIRE_INLINE float reduce_add(F v) { return _mm512_reduce_add_ps(v); }
 QUIRE_INLINE float reduce_max(F v) { return _mm512_reduce_max_ps(v); }
@@ -84,6 +118,12 @@ QUIRE_INLINE Pairs load_pairs(const uint16_t* p) {
   const __m512i x = _mm512_loadu_si512(p);
   return {_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)),
           _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int32_t(0xffff0000))))};
+}
+
+// kLanes bytes as their low and their high nibbles.
+QUIRE_INLINE Pairs load_nibbles(const uint8_t* p) {
+  const __m512i x = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+  return {_mm512_cvtepi32_ps(_mm512_and_si512(x, _mm512_set1_epi32(15))), _mm512_cvtepi32_ps(_mm512_srli_epi32(x, 4))};
 }
 
 QUIRE_INLINE B load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }

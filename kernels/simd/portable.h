@@ -35,6 +35,10 @@ QUIRE_INLINE F fnma(F a, F b, F c) { return c - a * b; }
 using Mask = I;
 QUIRE_INLINE Mask greater(F a, F b) { return a > b; }
 QUIRE_INLINE Mask not_a_number(F a) { return a != a; }
+QUIRE_INLINE Mask equal(F a, F b) { return a == b; }
+QUIRE_INLINE Mask less(I a, I b) { return a < b; }
+QUIRE_INLINE Mask both(Mask a, Mask b) { return a & b; }
+QUIRE_INLINE Mask either(Mask a, Mask b) { return a | b; }
 QUIRE_INLINE F select(Mask m, F yes, F no) { return m ? yes : no; }
 QUIRE_INLINE I select(Mask m, I yes, I no) { return m ? yes : no; }
 QUIRE_INLINE bool any(Mask m) {
@@ -80,6 +84,35 @@ QUIRE_INLINE I round_to_int(F a) {
     v[i] = whole >= -2147483648.0f && whole < 2147483648.0f ? int32_t(whole) : INT32_MIN;
   }
   return v;
+}
+QUIRE_INLINE I as_bits(F a) { return (I)a; }
+QUIRE_INLINE F from_bits(I a) { return (F)a; }
+QUIRE_INLINE I bit_and(I a, I b) { return a & b; }
+QUIRE_INLINE I bit_xor(I a, I b) { return a ^ b; }
+typedef uint32_t U __attribute__((vector_size(32)));
+QUIRE_INLINE I shift_left(I a, int bits) { return (I)((U)a << bits); }
+QUIRE_INLINE I shift_right(I a, int bits) { return (I)((U)a >> bits); }  // zeros come in
+QUIRE_INLINE I shift_right_signed(I a, int bits) { return a >> bits; }
+
+// 64-bit products of unsigned lanes.
+struct Wide {
+  I low, high;
+};
+QUIRE_INLINE Wide multiply_unsigned(I a, I b) {
+  Wide product;
+  for (int i = 0; i < kLanes; i++) {
+    const uint64_t lane = uint64_t(uint32_t(a[i])) * uint32_t(b[i]);
+    product.low[i] = int32_t(lane);
+    product.high[i] = int32_t(lane >> 32);
+  }
+  return product;
+}
+// Of four lanes each, lane j of vector i becomes lane i of vector j.
+QUIRE_INLINE void transpose_quads(I (&v)[4]) {
+  const I old[4] = {v[0], v[1], v[2], v[3]};
+  for (int i = 0; i < 4; i++) {
+    for (int lane = 0; lane < kLanes; lane++) v[i][lane] = old[lane % 4][lane / 4 * 4 + i];
+  }
 }
 QUIRE_INLINE F scale_by_power(F a, F whole) {
   const I exponent = (round_to_int(whole) + 127) << 23;
@@ -155,6 +188,16 @@ QUIRE_INLINE Pairs load_pairs(const uint16_t* p) {
   Pairs pairs;
   memcpy(&pairs.low, low, sizeof low);
   memcpy(&pairs.high, high, sizeof high);
+  return pairs;
+}
+
+// kLanes bytes as their low and their high nibbles.
+QUIRE_INLINE Pairs load_nibbles(const uint8_t* p) {
+  Pairs pairs;
+  for (int i = 0; i < kLanes; i++) {
+    pairs.low[i] = float(p[i] & 15);
+    pairs.high[i] = float(p[i] >> 4);
+  }
   return pairs;
 }
 

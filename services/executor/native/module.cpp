@@ -1,34 +1,27 @@
 // The Python module kernels._native.
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
+#include "services/executor/native/bindings.h"
+#include "services/executor/native/instruction_set.h"
+#include "services/executor/native/pool.h"
 
-namespace quire {
-namespace portable {
-const char* name();
-}
-#ifdef __x86_64__
-namespace avx2 {
-const char* name();
-}
-namespace avx512 {
-const char* name();
-}
-namespace avx512_vnni {
-const char* name();
-}
-#endif
+namespace nb = nanobind;
 
-std::vector<std::string> compiled_sets() {
-#ifdef __x86_64__
-  return {portable::name(), avx2::name(), avx512::name(), avx512_vnni::name()};
-#else
-  return {portable::name()};
-#endif
-}
-}  // namespace quire
+// Part of a model's fingerprint: raised whenever some logit may come out differently than before.
+static constexpr int kVersion = 1;
 
 NB_MODULE(_native, module) {
   module.doc() = "Native kernels and the program that calls them.";
-  module.def("compiled_sets", &quire::compiled_sets, "Instruction sets compiled in, weakest first.");
+  module.attr("VERSION") = kVersion;
+  module.def("instruction_sets", &quire::instruction_sets, "Instruction sets that this CPU runs, weakest first.");
+  nb::class_<quire::ThreadPool>(module, "ThreadPool", "Threads that models share; the caller of a step is the first.")
+      .def(
+          "__init__",
+          [](quire::ThreadPool* self, int threads) {
+            if (threads < 1 || threads > 1024) throw nb::value_error("threads must be in 1..1024");
+            new (self) quire::ThreadPool(threads);
+          },
+          nb::arg("threads"))
+      .def_prop_ro("size", &quire::ThreadPool::size);
+  quire::bind_kernels(module);
+  quire::bind_program(module);
+  quire::bind_model(module);
 }

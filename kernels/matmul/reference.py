@@ -1,0 +1,80 @@
+"""Packed matrices read value by value, as format.h says where they lie, and multiplied plainly."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Int8 = NDArray[np.int8]
+Float32 = NDArray[np.float32]
+Index = NDArray[np.int64]
+
+
+def unpack(format_: str, packed: Bytes, rows: int, k: int) -> Float32:
+    """The values [rows, k] of a packed matrix; rows is a multiple of 32."""
+    row, column = np.divmod(np.arange(rows * k, dtype=np.int64), k)
+    panel, lane = row // 32, row % 32
+    start = panel * (packed.size * 32 // rows)
+    match format_:
+        case "f32":
+            values = _numbers(packed, start + (column * 32 + lane) * 4, np.float32)
+        case "bf16":
+            low = _numbers(packed, start + (column // 2 * 64 + lane * 2 + column % 2) * 2, np.uint16)
+            values = (low.astype(np.uint32) << 16).view(np.float32)
+        case "q8":
+            group, i = np.divmod(column, 32)
+            at = start + group * 1088
+            quants = _numbers(packed, at + i // 4 * 128 + lane * 4 + i % 4, np.int8)
+            values = quants * _numbers(packed, at + 1024 + lane * 2, np.float16).astype(np.float32)
+        case "q8c":
+            quants = _numbers(packed, start + column // 4 * 128 + lane * 4 + column % 4, np.int8)
+            values = quants * _numbers(packed, start + k * 32 + lane * 4, np.float32)
+        case _:
+            values = _four_bits(format_, packed, start, lane, column)
+    return values.reshape(rows, k)
+
+
+def _four_bits(format_: str, packed: Bytes, start: Index, lane: Index, column: Index) -> Float32:
+    parsed = re.fullmatch(r"q4(m?)g(\d+)", format_)
+    if parsed is None:
+        raise ValueError(f"no format {format_}")
+    size = int(parsed[2])
+    group, i = np.divmod(column, size)
+    at = start + group * (size * 16 + (128 if parsed[1] else 64))
+    part, j = np.divmod(i, 32)
+    pair = _numbers(packed, at + part * 512 + j % 16 // 4 * 128 + lane * 4 + j % 4, np.uint8)
+    quants = np.where(j < 16, pair & 15, pair >> 4).astype(np.float32)
+    d = _numbers(packed, at + size * 16 + lane * 2, np.float16).astype(np.float32)
+    if not parsed[1]:
+        return d * (quants - 8)
+    return d * quants + _numbers(packed, at + size * 16 + 64 + lane * 2, np.float16).astype(np.float32)
+
+
+def quantize_activations(x: Float32) -> tuple[Int8, Float32]:
+    """int8 values [T, k] and scales [T, k / 32] of rows [T, k]: per 32 values max |x| / 127, ties to even."""
+    groups = x.reshape(len(x), -1, 32)
+    most = np.abs(groups).max(axis=2)
+    inverse = np.float32(127) / np.where(most > 0, most, np.float32(np.inf))
+    quants = np.rint(groups * inverse[..., None]).astype(np.int8)
+    return quants.reshape(x.shape), most * np.float32(1 / 127)
+
+
+def matmul(format_: str, packed: Bytes, rows: int, x: Float32) -> Float32:
+    """x [T, k] times the transposed matrix [rows, k], summed in float64; int8 and 4-bit formats take x as int8."""
+    inputs = x.astype(np.float64)
+    if format_ not in ("f32", "bf16"):
+        quants, scales = quantize_activations(x)
+        inputs = np.repeat(scales, 32, axis=1).astype(np.float64) * quants
+    weights = unpack(format_, packed, rows, x.shape[1]).astype(np.float64)
+    return np.asarray(inputs @ weights.T, np.float32)
+
+
+def _numbers(packed: Bytes, at: Index, dtype: Any) -> NDArray[Any]:
+    """The numbers of a type that begin at these bytes."""
+    width = np.dtype(dtype).itemsize
+    found: NDArray[Any] = packed[at[:, None] + np.arange(width)].view(dtype)[:, 0]
+    return found

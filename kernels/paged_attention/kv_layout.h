@@ -1,0 +1,51 @@
+// How keys and values lie in memory: blocks of 32 tokens; in a block, per kv head first the keys, then the values.
+// `half` is half the padded head size; a rotary pair is (i, i + half).
+//
+//   f32    K [2 * half][32 tokens] fp32                   V [32 tokens][2 * half] fp32
+//   bf16   K [half][32 tokens][2: dims i, i + half]       V [16 token pairs][2 * half][2]
+//   int8   K [2 * half][32 tokens], then [2 * half] fp32 scales, one a channel
+//          V [32 tokens][2 * half], then [32] fp32 scales, one a token
+//   int4   K [half][32 tokens] bytes (dim i low, i + half high), then [2 * half] fp32 scales, [2 * half] fp32 minima
+//          V [16 token pairs][2 * half] bytes (even token low), then [32] fp32 scales, [32] fp32 minima
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quire {
+
+constexpr int kBlockTokens = 32;
+
+enum KvFormat : uint8_t { kKvF32, kKvBf16, kKvInt8, kKvInt4, kKvFormatCount };
+
+constexpr size_t key_bytes(int format, int half) {
+  const size_t n = size_t(half) * 2 * kBlockTokens, channels = size_t(half) * 2;
+  switch (format) {
+    case kKvF32:
+      return n * 4;
+    case kKvBf16:
+      return n * 2;
+    case kKvInt8:
+      return n + channels * 4;
+    default:
+      return n / 2 + channels * 8;
+  }
+}
+
+constexpr size_t value_bytes(int format, int half) {
+  const size_t n = size_t(half) * 2 * kBlockTokens;
+  switch (format) {
+    case kKvF32:
+      return n * 4;
+    case kKvBf16:
+      return n * 2;
+    case kKvInt8:
+      return n + kBlockTokens * 4;
+    default:
+      return n / 2 + kBlockTokens * 8;
+  }
+}
+
+constexpr size_t head_bytes(int format, int half) { return key_bytes(format, half) + value_bytes(format, half); }
+
+}  // namespace quire

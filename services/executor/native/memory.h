@@ -1,0 +1,43 @@
+// Large aligned memory, zero until written, with huge pages where the kernel grants them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quire {
+
+class Memory {
+ public:
+  Memory() = default;
+  explicit Memory(size_t bytes);  // throws std::bad_alloc
+  ~Memory();
+  Memory(Memory&& other) noexcept;
+  Memory& operator=(Memory&& other) noexcept;
+
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  uint8_t* data_ = nullptr;
+  size_t size_ = 0, mapped_ = 0;
+};
+
+// Hands out 64-byte aligned pieces of a Memory; with no memory behind it, it counts what they take.
+class Carver {
+ public:
+  explicit Carver(uint8_t* base) : base_(base) {}
+
+  template <class T>
+  T* take(size_t count) {
+    T* piece = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
+    used_ += (count * sizeof(T) + 63) / 64 * 64;
+    return piece;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  uint8_t* base_;
+  size_t used_ = 0;
+};
+
+}  // namespace quire

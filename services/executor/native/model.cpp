@@ -1,0 +1,421 @@
+#include "services/executor/native/model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace quire {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
+
+void check_matrix(const Matrix& matrix, int rows, int k, const std::string& name) {
+  if (matrix.format < 0 || matrix.format >= kFormatCount) refuse(name + ": unknown format");
+  if (matrix.rows != rows || matrix.k != k) {
+    refuse(name + " is " + std::to_string(matrix.rows) + " x " + std::to_string(matrix.k) + ", expected " +
+           std::to_string(rows) + " x " + std::to_string(k));
+  }
+  if (k % group_size(matrix.format) != 0) refuse(name + ": " + std::to_string(k) + " columns are no whole groups");
+}
+
+void check_program(const Program& program) {
+  const Shape& s = program.shape;
+  if (s.vocab_size < 1 || s.hidden_size < 1 || s.intermediate_size < 1 || s.context_length < 1 || s.layers < 1) {
+    refuse("a size is not positive");
+  }
+  if (s.padded_hidden % 32 || s.intermediate_size % 32 || s.half % 16 || s.half < 16) refuse("a size is not padded");
+  if (s.kv_heads < 1 || s.heads < s.kv_heads || s.heads % s.kv_heads) refuse("heads do not share kv heads evenly");
+  const int size = 2 * s.half;
+  for (const Op& op : program.ops) {
+    const std::string name = "layer " + std::to_string(op.layer) + ": ";
+    const int vocab = (s.vocab_size + 31) / 32 * 32;
+    switch (op.kind) {
+      case OpKind::kEmbed:
+        check_matrix(op.matrices[0], vocab, s.padded_hidden, "embedding");
+        break;
+      case OpKind::kQkv:
+        check_matrix(op.matrices[0], s.heads * size, s.padded_hidden, name + "q");
+        check_matrix(op.matrices[1], s.kv_heads * size, s.padded_hidden, name + "k");
+        check_matrix(op.matrices[2], s.kv_heads * size, s.padded_hidden, name + "v");
+        break;
+      case OpKind::kAttention:
+        break;
+      case OpKind::kAttentionOutput:
+        check_matrix(op.matrices[0], s.padded_hidden, s.heads * size, name + "o");
+        break;
+      case OpKind::kGateUp:
+        check_matrix(op.matrices[0], 2 * s.intermediate_size, s.padded_hidden, name + "gate_up");
+        break;
+      case OpKind::kDown:
+        check_matrix(op.matrices[0], s.padded_hidden, s.intermediate_size, name + "down");
+        break;
+      case OpKind::kHead:
+        check_matrix(op.matrices[0], vocab, s.padded_hidden, "head");
+        break;
+    }
+  }
+  if (program.ops.size() != size_t(s.layers) * 5 + 2 || program.ops.front().kind != OpKind::kEmbed ||
+      program.ops.back().kind != OpKind::kHead) {
+    refuse("a program is embed, five operations a layer, head");
+  }
+}
+
+}  // namespace
+
+Model::Model(Program program, std::shared_ptr<ThreadPool> pool, const KernelTable& kernels)
+    : program_(std::move(program)), pool_(std::move(pool)), kernels_(kernels), space_(program_.shape, pool_->size()) {
+  check_program(program_);
+  const Shape& s = program_.shape;
+  rotations_ = Memory(size_t(s.context_length) * s.half * 2 * sizeof(float));
+  for (const ThreadSpace& thread : space_.threads) bests_.push_back(thread.best);
+}
+
+size_t Model::layer_bytes(int format) const {
+  return head_bytes(format, program_.shape.half) * size_t(program_.shape.kv_heads);
+}
+
+size_t Model::block_bytes(int format) const { return layer_bytes(format) * size_t(program_.shape.layers); }
+
+void Model::allocate_kv(int format, int block_count) {
+  if (format != kKvF32 && format != kKvBf16) refuse("hot blocks are f32 or bf16");
+  hot_format_ = format;
+  block_counts_[format] = block_count;
+  kv_[format] = Memory(block_bytes(format) * size_t(block_count));
+}
+
+void Model::allocate_narrow(int format, int block_count) {
+  if (format != kKvInt8 && format != kKvInt4) refuse("narrow blocks are int8 or int4");
+  block_counts_[format] = block_count;
+  kv_[format] = Memory(block_bytes(format) * size_t(block_count));
+}
+
+void Model::copy_block(int source, int target) {
+  const int count = block_counts_[hot_format_];
+  if (source < 0 || source >= count || target < 0 || target >= count) refuse("a block to copy is not one of the pool's");
+  const size_t bytes = block_bytes(hot_format_);
+  std::memmove(kv_[hot_format_].data() + target * bytes, kv_[hot_format_].data() + source * bytes, bytes);
+}
+
+void Model::narrow_block(int source, int format, int target) {
+  if (format != kKvInt8 && format != kKvInt4) refuse("narrow blocks are int8 or int4");
+  if (source < 0 || source >= block_counts_[hot_format_] || target < 0 || target >= block_counts_[format]) {
+    refuse("a block to narrow is not one of the pool's");
+  }
+  const Shape& s = program_.shape;
+  const uint8_t* from = kv_[hot_format_].data() + source * block_bytes(hot_format_);
+  uint8_t* to = kv_[format].data() + target * block_bytes(format);
+  for (int i = 0; i < s.layers * s.kv_heads; i++) {
+    kernels_.narrow_block(hot_format_, from + i * head_bytes(hot_format_, s.half), format,
+                          to + i * head_bytes(format, s.half), s.half);
+  }
+}
+
+// Angles are rounded to fp32, as the models were trained.
+void Model::extend_rotations(int positions) {
+  const Shape& s = program_.shape;
+  positions = std::min((positions + 255) / 256 * 256, s.context_length);
+  float* cosines = reinterpret_cast<float*>(rotations_.data());
+  float* sines = cosines + size_t(s.context_length) * s.half;
+  for (; rotated_ < positions; rotated_++) {
+    for (int i = 0; i < s.half; i++) {
+      const double angle = double(float(rotated_) * s.rotary_frequencies[size_t(i)]);
+      cosines[size_t(rotated_) * s.half + i] = float(std::cos(angle));
+      sines[size_t(rotated_) * s.half + i] = float(std::sin(angle));
+    }
+  }
+}
+
+void Model::step(const StepInputs& inputs, std::span<const WantedRow> wanted, const RowSink& sink) {
+  const Shape& s = program_.shape;
+  check(inputs, s, block_counts_, hot_format_);
+  for (const WantedRow& row : wanted) {
+    if (row.token < 0 || row.token >= inputs.tokens()) refuse("a wanted row is not one of the step's tokens");
+  }
+  inputs_ = &inputs;
+  wanted_ = wanted;
+  sink_ = &sink;
+  space_.reserve(inputs.tokens());
+  extend_rotations(*std::max_element(inputs.context_lengths.begin(), inputs.context_lengths.end()));
+  attention_.build(inputs, s, hot_format_, threads());
+  states_ = space_.reserve_states(attention_.state_floats_needed());
+  for (size_t i = 0; i < bests_.size(); i++) bests_[i] = space_.threads[i].best;
+  logits_ = std::any_of(wanted.begin(), wanted.end(), [](const WantedRow& row) { return row.needs_logits; })
+                ? space_.logits()
+                : nullptr;
+  token_blocks_.resize(size_t(inputs.tokens()));
+  uint8_t* hot = kv_[hot_format_].data();
+  const size_t stride = block_bytes(hot_format_);
+  for (int sequence = 0; sequence < inputs.sequences(); sequence++) {
+    const int32_t* table = inputs.block_tables.data() + size_t(sequence) * inputs.table_width;
+    for (int t = inputs.query_starts[sequence]; t < inputs.query_starts[sequence + 1]; t++) {
+      token_blocks_[size_t(t)] = hot + size_t(table[inputs.positions[t] / kBlockTokens]) * stride;
+    }
+  }
+  cut_runs(0, std::min(int(wanted_.size()), kHeadRows));
+  auto work = [this](int thread) { run(thread); };
+  pool_->run(work);
+}
+
+void Model::cut_runs(int first_row, int count) {
+  runs_.clear();
+  logit_rows_.clear();
+  int logit_rows = 0;
+  for (int row = 0; row < count; row++) {
+    const WantedRow& wanted = wanted_[size_t(first_row + row)];
+    logit_rows_.push_back(wanted.needs_logits ? logit_rows++ : -1);
+    if (!runs_.empty() && runs_.back().token + runs_.back().count == wanted.token) {
+      runs_.back().count++;
+    } else {
+      runs_.push_back({row, wanted.token, 1});
+    }
+  }
+}
+
+void Model::run(int thread) {
+  for (size_t i = 0; i < program_.ops.size(); i++) {
+    const Op& op = program_.ops[i];
+    switch (op.kind) {
+      case OpKind::kEmbed:
+        embed(op, i, thread);
+        break;
+      case OpKind::kQkv:
+        qkv(op, i, thread);
+        break;
+      case OpKind::kAttention:
+        attention(op, i, thread);
+        break;
+      case OpKind::kAttentionOutput:
+      case OpKind::kDown:
+        project(op, i, thread);
+        break;
+      case OpKind::kGateUp:
+        gate_up(op, i, thread);
+        break;
+      case OpKind::kHead:
+        head(op, thread);
+        break;
+    }
+  }
+}
+
+int Model::forms_of(const Op& op) const {
+  int forms = 0;
+  for (const Matrix& matrix : op.matrices) {
+    if (matrix.data) forms |= kernels_.activation_form(matrix.format);
+  }
+  return forms;
+}
+
+NormFor Model::norm_after(size_t index) const {
+  while (!program_.ops[++index].norm) continue;
+  return {program_.ops[index].norm, forms_of(program_.ops[index])};
+}
+
+// Where the thread's own range of the next matrix begins.
+const uint8_t* Model::first_panel_after(size_t index, int thread, size_t* bytes) const {
+  *bytes = 0;
+  if (index + 1 >= program_.ops.size()) return nullptr;
+  const Op& next = program_.ops[index + 1];
+  const Op& reader = next.kind == OpKind::kAttention ? program_.ops[index + 2] : next;
+  const Matrix& matrix = reader.matrices[0];
+  int first = pool_->first_of(thread, matrix.panels());
+  if (reader.kind == OpKind::kQkv) {
+    first = pool_->first_of(thread, matrix.panels() + reader.matrices[1].panels() + reader.matrices[2].panels());
+    if (first >= matrix.panels()) return nullptr;
+  }
+  *bytes = panel_bytes(matrix.format, matrix.k);
+  return matrix.panel(first);
+}
+
+void Model::panel_times_tokens(const Matrix& matrix, int panel, const Activation& in, int first, int count, float* sums,
+                               Ahead ahead) const {
+  kernels_.panel_kernel(matrix.format)(matrix.panel(panel), in, first, count, sums, ahead);
+}
+
+void Model::embed(const Op& op, size_t index, int thread) {
+  const NormFor next = norm_after(index);
+  const Matrix& matrix = op.matrices[0];
+  pool_->for_each(thread, inputs_->tokens(), [&](int token) {
+    kernels_.embed(space_.stream, next, matrix.format, matrix.data, token, inputs_->token_ids[size_t(token)]);
+  });
+  pool_->barrier(thread);
+}
+
+void Model::qkv(const Op& op, size_t index, int thread) {
+  const Shape& s = program_.shape;
+  const ThreadSpace& mine = space_.threads[size_t(thread)];
+  const int tokens = inputs_->tokens();
+  kernels_.inverse_rms(space_.stream, tokens, s.hidden_size, s.norm_epsilon, mine.inverse_rms);
+  QkvTarget target;
+  target.heads = s.heads;
+  target.kv_heads = s.kv_heads;
+  target.half = s.half;
+  target.inverse_rms = mine.inverse_rms;
+  target.cosines = reinterpret_cast<const float*>(rotations_.data());
+  target.sines = target.cosines + size_t(s.context_length) * s.half;
+  target.positions = inputs_->positions.data();
+  target.query_scale = s.attention_scale * 1.44269504f;
+  target.queries = space_.queries;
+  target.kv_format = KvFormat(hot_format_);
+  target.blocks = token_blocks_.data();
+  target.layer_offset = layer_bytes(hot_format_) * size_t(op.layer);
+  const int panels[3] = {op.matrices[0].panels(), op.matrices[1].panels(), op.matrices[2].panels()};
+  const int count = panels[0] + panels[1] + panels[2], own_end = pool_->first_of(thread + 1, count);
+  auto locate = [&](int panel, int* local) -> const Matrix& {
+    int part = 0;
+    while (panel >= panels[part]) panel -= panels[part++];
+    *local = panel;
+    return op.matrices[part];
+  };
+  pool_->for_each(thread, count, [&](int panel) {
+    int local, next_local;
+    const Matrix& matrix = locate(panel, &local);
+    Ahead ahead;
+    if (panel + 1 < own_end) {
+      const Matrix& next = locate(panel + 1, &next_local);
+      ahead = {next.panel(next_local), panel_bytes(next.format, next.k)};
+    } else {
+      ahead.at = first_panel_after(index, thread, &ahead.bytes);
+    }
+    for (int first = 0; first < tokens; first += kTokenTile) {
+      const int n = std::min(kTokenTile, tokens - first);
+      panel_times_tokens(matrix, local, space_.normed, first, n, mine.sums, first == 0 ? ahead : Ahead{});
+      kernels_.rotate_and_store(target, mine.sums, first, n, panel, op.bias ? op.bias + size_t(panel) * 32 : nullptr);
+    }
+  });
+  pool_->barrier(thread);
+}
+
+void Model::attention(const Op& op, size_t index, int thread) {
+  const Shape& s = program_.shape;
+  AttentionLayer layer;
+  layer.heads = s.heads;
+  layer.kv_heads = s.kv_heads;
+  layer.half = s.half;
+  layer.queries = space_.queries;
+  layer.positions = inputs_->positions.data();
+  for (int format = 0; format < kKvFormatCount; format++) {
+    uint8_t* base = kv_[format].data();
+    layer.pools[format] = {base ? base + layer_bytes(format) * size_t(op.layer) : nullptr, block_bytes(format)};
+  }
+  layer.out = &space_.attended;
+  layer.forms = forms_of(program_.ops[index + 1]);
+  float* scratch = space_.threads[size_t(thread)].scratch;
+  const auto works = attention_.works();
+  const auto splits = attention_.splits();
+  if (splits.empty()) {
+    pool_->for_each(thread, int(works.size()), [&](int i) { kernels_.attend(layer, works[size_t(i)], scratch); });
+  } else {
+    pool_->for_each(thread, int(splits.size()), [&](int i) {
+      const AttentionPlan::Split& split = splits[size_t(i)];
+      const AttentionWork& work = works[size_t(split.work)];
+      const size_t floats = state_floats(work.token_count * (s.heads / s.kv_heads), s.half);
+      float* states = states_ + split.state;
+      kernels_.attend_split(layer, work, split.index, scratch, states + floats * size_t(split.index));
+      if (attention_.finish_split(split.work)) {
+        kernels_.merge_splits(layer, work, attention_.split_count(split.work), states, scratch);
+      }
+    });
+  }
+  pool_->barrier(thread);
+}
+
+void Model::project(const Op& op, size_t index, int thread) {
+  const NormFor next = norm_after(index);
+  const Matrix& matrix = op.matrices[0];
+  const Activation& in = op.kind == OpKind::kDown ? space_.inner : space_.attended;
+  float* sums = space_.threads[size_t(thread)].sums;
+  const int tokens = inputs_->tokens(), own_end = pool_->first_of(thread + 1, matrix.panels());
+  pool_->for_each(thread, matrix.panels(), [&](int panel) {
+    Ahead ahead;
+    if (panel + 1 < own_end) {
+      ahead = {matrix.panel(panel + 1), panel_bytes(matrix.format, matrix.k)};
+    } else {
+      ahead.at = first_panel_after(index, thread, &ahead.bytes);
+    }
+    for (int first = 0; first < tokens; first += kTokenTile) {
+      const int n = std::min(kTokenTile, tokens - first);
+      panel_times_tokens(matrix, panel, in, first, n, sums, first == 0 ? ahead : Ahead{});
+      kernels_.add_residual(space_.stream, next, sums, first, n, panel, op.bias);
+    }
+  });
+  pool_->barrier(thread);
+}
+
+void Model::gate_up(const Op& op, size_t index, int thread) {
+  const Shape& s = program_.shape;
+  const Matrix& matrix = op.matrices[0];
+  const ThreadSpace& mine = space_.threads[size_t(thread)];
+  const int tokens = inputs_->tokens(), groups = s.intermediate_size / 32, own_end = pool_->first_of(thread + 1, groups);
+  const int forms = forms_of(program_.ops[index + 1]);
+  const size_t bytes = panel_bytes(matrix.format, matrix.k);
+  float* second_sums = mine.sums + kTokenTile * 32;
+  kernels_.inverse_rms(space_.stream, tokens, s.hidden_size, s.norm_epsilon, mine.inverse_rms);
+  pool_->for_each(thread, groups, [&](int group) {
+    Ahead ahead;
+    if (group + 1 < own_end) {
+      ahead = {matrix.panel(2 * group + 2), bytes};
+    } else {
+      ahead.at = first_panel_after(index, thread, &ahead.bytes);
+    }
+    for (int first = 0; first < tokens; first += kTokenTile) {
+      const int n = std::min(kTokenTile, tokens - first);
+      panel_times_tokens(matrix, 2 * group, space_.normed, first, n, mine.sums,
+                         first == 0 ? Ahead{matrix.panel(2 * group + 1), bytes} : Ahead{});
+      panel_times_tokens(matrix, 2 * group + 1, space_.normed, first, n, second_sums, first == 0 ? ahead : Ahead{});
+      kernels_.silu_mul(space_.inner, forms, mine.sums, second_sums, first, n, group, mine.inverse_rms,
+                        op.bias ? op.bias + size_t(group) * 64 : nullptr);
+    }
+  });
+  pool_->barrier(thread);
+}
+
+void Model::head(const Op& op, int thread) {
+  const Shape& s = program_.shape;
+  const Matrix& matrix = op.matrices[0];
+  const ThreadSpace& mine = space_.threads[size_t(thread)];
+  const int rows = int(wanted_.size());
+  if (rows == 0) return;
+  kernels_.inverse_rms(space_.stream, inputs_->tokens(), s.hidden_size, s.norm_epsilon, mine.inverse_rms);
+  for (int first_row = 0; first_row < rows; first_row += kHeadRows) {
+    const int count = std::min(kHeadRows, rows - first_row);
+    if (first_row > 0) {
+      if (thread == 0) cut_runs(first_row, count);
+      pool_->barrier(thread);
+    }
+    HeadTarget target;
+    target.inverse_rms = mine.inverse_rms;
+    target.logit_rows = logit_rows_.data();
+    target.logits = logits_;
+    target.row_stride = space_.logit_stride;
+    target.vocab_size = s.vocab_size;
+    kernels_.clear_best(mine.best, count);
+    pool_->for_each(thread, matrix.panels(), [&](int panel) {
+      Ahead ahead;
+      if (panel + 1 < matrix.panels()) ahead = {matrix.panel(panel + 1), panel_bytes(matrix.format, matrix.k)};
+      for (const Run& run : runs_) {
+        for (int i = 0; i < run.count; i += kTokenTile) {
+          const int n = std::min(kTokenTile, run.count - i);
+          panel_times_tokens(matrix, panel, space_.normed, run.token + i, n, mine.sums, ahead);
+          kernels_.head_panel(target, mine.best, mine.sums, run.token + i, run.row + i, n, panel);
+          ahead = {};
+        }
+      }
+    });
+    pool_->barrier(thread);
+    pool_->for_each(thread, count, [&](int row) {
+      const int logit_row = logit_rows_[size_t(row)];
+      if (logit_row >= 0) {
+        (*sink_)(first_row + row, logits_ + size_t(logit_row) * space_.logit_stride, -1, thread);
+      } else {
+        (*sink_)(first_row + row, nullptr, kernels_.best_token(bests_.data(), int(bests_.size()), row), thread);
+      }
+    });
+    pool_->barrier(thread);
+  }
+}
+
+}  // namespace quire

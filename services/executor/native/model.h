@@ -1,0 +1,97 @@
+// A loaded model: a program, its keys and values, and the threads that run it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/table/table.h"
+#include "services/executor/native/memory.h"
+#include "services/executor/native/pool.h"
+#include "services/executor/native/program.h"
+#include "services/executor/native/step.h"
+#include "services/executor/native/workspace.h"
+
+namespace quire {
+
+// Rows of a step whose logits are wanted, in ascending order of tokens within a call.
+struct WantedRow {
+  int token = 0;             // flattened
+  bool needs_logits = false; // else its argmax alone
+};
+
+// Called once per wanted row, on any thread: row, its logits [vocabulary] or null, its argmax (-1 where not finite, or
+// where logits are given), the thread.
+using RowSink = std::function<void(int row, float* logits, int32_t argmax, int thread)>;
+
+// Not thread-safe; two models may share a pool and be stepped from two threads.
+class Model {
+ public:
+  // Throws std::invalid_argument naming the operation that does not fit.
+  Model(Program program, std::shared_ptr<ThreadPool> pool, const KernelTable& kernels);
+
+  const Shape& shape() const { return program_.shape; }
+  int threads() const { return pool_->size(); }
+  const KernelTable& kernels() const { return kernels_; }
+
+  // Bytes of one block of all layers.
+  size_t block_bytes(int kv_format) const;
+  // Makes the pool of hot blocks, f32 or bf16; and pools of narrower formats beside it.
+  void allocate_kv(int kv_format, int block_count);
+  void allocate_narrow(int kv_format, int block_count);
+  // Copies whole hot blocks. Throws std::invalid_argument for ids that are not in the pool.
+  void copy_block(int source, int target);
+  // Rewrites a full hot block into a narrower pool.
+  void narrow_block(int source, int format, int target);
+
+  // Computes the step; `sink` gets every wanted row. Throws std::invalid_argument before anything is computed.
+  void step(const StepInputs& inputs, std::span<const WantedRow> wanted, const RowSink& sink);
+
+ private:
+  // Consecutive wanted rows that are consecutive tokens.
+  struct Run {
+    int row, token, count;
+  };
+
+  void run(int thread);
+  void embed(const Op& op, size_t index, int thread);
+  void qkv(const Op& op, size_t index, int thread);
+  void attention(const Op& op, size_t index, int thread);
+  void project(const Op& op, size_t index, int thread);
+  void gate_up(const Op& op, size_t index, int thread);
+  void head(const Op& op, int thread);
+
+  NormFor norm_after(size_t index) const;
+  int forms_of(const Op& op) const;
+  const uint8_t* first_panel_after(size_t index, int thread, size_t* bytes) const;
+  void panel_times_tokens(const Matrix& matrix, int panel, const Activation& in, int first, int count, float* sums,
+                          Ahead ahead) const;
+  size_t layer_bytes(int format) const;
+  void extend_rotations(int positions);
+  void cut_runs(int first_row, int count);
+
+  Program program_;
+  std::shared_ptr<ThreadPool> pool_;
+  const KernelTable& kernels_;
+  Workspace space_;
+  AttentionPlan attention_;
+  Memory kv_[kKvFormatCount];
+  int block_counts_[kKvFormatCount] = {};
+  int hot_format_ = kKvBf16;
+  Memory rotations_;  // [context][half] cosines, then as many sines
+  int rotated_ = 0;   // positions filled in
+
+  // The step under way.
+  const StepInputs* inputs_ = nullptr;
+  std::span<const WantedRow> wanted_;
+  const RowSink* sink_ = nullptr;
+  float* states_ = nullptr;
+  float* logits_ = nullptr;
+  std::vector<uint8_t*> token_blocks_;  // [T]
+  std::vector<int32_t> logit_rows_;     // per wanted row of the present chunk
+  std::vector<Run> runs_;
+  std::vector<Best> bests_;
+};
+
+}  // namespace quire

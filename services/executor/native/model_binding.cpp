@@ -1,0 +1,117 @@
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "services/executor/native/bindings.h"
+#include "services/executor/native/instruction_set.h"
+#include "services/executor/native/model.h"
+#include "services/executor/native/program_binding.h"
+
+namespace nb = nanobind;
+
+namespace quire {
+namespace {
+
+constexpr const char* kKvNames[kKvFormatCount] = {"f32", "bf16", "int8", "int4"};
+
+int kv_format(const std::string& name) {
+  for (int i = 0; i < kKvFormatCount; i++) {
+    if (name == kKvNames[i]) return i;
+  }
+  throw std::invalid_argument("unknown KV format " + name + "; there are f32, bf16, int8, int4");
+}
+
+std::span<const int32_t> span_of(const Int32s& array) { return {array.data(), array.size()}; }
+
+// A model with the weights that it reads.
+struct BoundModel {
+  Bytes weights;
+  Model model;
+};
+
+StepInputs make_inputs(const Int32s& token_ids, const Int32s& positions, const Int32s& query_starts,
+                       const Int32s& context_lengths, const Int32Table& block_tables) {
+  StepInputs inputs;
+  inputs.token_ids = span_of(token_ids);
+  inputs.positions = span_of(positions);
+  inputs.query_starts = span_of(query_starts);
+  inputs.context_lengths = span_of(context_lengths);
+  inputs.block_tables = {block_tables.data(), block_tables.size()};
+  inputs.table_width = int(block_tables.shape(1));
+  return inputs;
+}
+
+nb::ndarray<nb::numpy, float, nb::ndim<2>> logits(BoundModel& self, Int32s token_ids, Int32s positions,
+                                                  Int32s query_starts, Int32s context_lengths, Int32Table block_tables,
+                                                  Int32s rows) {
+  const StepInputs inputs = make_inputs(token_ids, positions, query_starts, context_lengths, block_tables);
+  const size_t vocab = size_t(self.model.shape().vocab_size), count = rows.size();
+  std::vector<WantedRow> wanted;
+  for (int32_t row : span_of(rows)) wanted.push_back({row, true});
+  auto* out = new float[std::max<size_t>(1, count * vocab)];
+  nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  {
+    nb::gil_scoped_release release;
+    self.model.step(inputs, wanted, [&](int row, float* logits, int32_t, int) {
+      std::copy_n(logits, vocab, out + size_t(row) * vocab);
+    });
+  }
+  return nb::ndarray<nb::numpy, float, nb::ndim<2>>(out, {count, vocab}, owner);
+}
+
+}  // namespace
+
+void bind_model(nb::module_& module) {
+  nb::class_<BoundModel>(module, "Model", "A program with its weights, keys and values. Not thread-safe.")
+      .def(
+          "__init__",
+          [](BoundModel* self, const ProgramBuilder& program, Bytes weights, std::shared_ptr<ThreadPool> pool,
+             const std::string& instruction_set) {
+            if (reinterpret_cast<uintptr_t>(weights.data()) % 64) throw std::invalid_argument("weights must be 64-byte aligned");
+            new (self) BoundModel{weights, Model(program.bind(weights.data(), weights.size()), std::move(pool),
+                                                 kernels_for(instruction_set))};
+          },
+          nb::arg("program"), nb::arg("weights"), nb::arg("pool"), nb::arg("instruction_set"))
+      .def(
+          "kv_block_bytes", [](const BoundModel& self, const std::string& format) { return self.model.block_bytes(kv_format(format)); },
+          nb::arg("kv_format"), "Bytes of one block of 32 tokens over all layers.")
+      .def(
+          "allocate_kv",
+          [](BoundModel& self, int block_count, const std::string& format) {
+            if (block_count < 1) throw std::invalid_argument("block_count must be at least 1");
+            const int which = kv_format(format);
+            if (which == kKvInt8 || which == kKvInt4) {
+              self.model.allocate_narrow(which, block_count);
+            } else {
+              self.model.allocate_kv(which, block_count);
+            }
+          },
+          nb::arg("block_count"), nb::arg("kv_format"), "Makes a pool of blocks; f32 or bf16 is the hot one.")
+      .def(
+          "copy_blocks",
+          [](BoundModel& self, Int32Table pairs) {
+            if (pairs.size() && pairs.shape(1) != 2) throw std::invalid_argument("pairs must be [n, 2]");
+            nb::gil_scoped_release release;
+            for (size_t i = 0; i < pairs.shape(0); i++) self.model.copy_block(pairs.data()[2 * i], pairs.data()[2 * i + 1]);
+          },
+          nb::arg("pairs"), "Copies whole hot blocks (source, target), in order.")
+      .def(
+          "narrow_blocks",
+          [](BoundModel& self, Int32Table pairs, const std::string& format) {
+            if (pairs.size() && pairs.shape(1) != 2) throw std::invalid_argument("pairs must be [n, 2]");
+            const int which = kv_format(format);
+            nb::gil_scoped_release release;
+            for (size_t i = 0; i < pairs.shape(0); i++) {
+              self.model.narrow_block(pairs.data()[2 * i], which, pairs.data()[2 * i + 1]);
+            }
+          },
+          nb::arg("pairs"), nb::arg("kv_format"), "Rewrites full hot blocks (source, target) as int8 or int4.")
+      .def("logits", &logits, nb::arg("token_ids"), nb::arg("positions"), nb::arg("query_starts"),
+           nb::arg("context_lengths"), nb::arg("block_tables"), nb::arg("rows"),
+           "Computes a step and returns the logits [R, V] after flattened rows `rows`.");
+}
+
+}  // namespace quire
