@@ -125,3 +125,7 @@ class Backend(Protocol):
     def step(self, inputs: StepInputs) -> StepOutputs:
         """Writes KV for all T tokens, then samples and scores the rows asked for."""
         ...
+
+    def logits(self, inputs: StepInputs, rows: Sequence[int]) -> NDArray[np.float32]:
+        """Writes KV as `step` does and returns the raw logits [R, V] after these R flattened rows; samples nothing."""
+        ...

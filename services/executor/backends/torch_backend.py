@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.paged_attention import plan_attention
@@ -120,6 +121,13 @@ class TorchBackend:
                 rows = torch.tensor([row.row for row in inputs.samples], device=self._device)
                 sampled = sample(self._model.logits(hidden.index_select(0, rows)), inputs.samples)
             return StepOutputs(sampled, [self._score(hidden, wanted) for wanted in inputs.prompt_scores])
+
+    def logits(self, inputs: StepInputs, rows: Sequence[int]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            hidden = self._model.hidden(self._batch(inputs), self._allocated().unbind(0))
+            wanted = torch.tensor(rows, dtype=torch.int64, device=self._device)
+            found: NDArray[np.float32] = self._model.logits(hidden.index_select(0, wanted)).cpu().numpy()
+            return found
 
     def _allocated(self) -> Tensor:
         if self._kv is None:

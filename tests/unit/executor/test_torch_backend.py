@@ -147,6 +147,28 @@ def test_a_step_may_sample_nothing(tmp_path: Path) -> None:
     assert backend.step(StepInputs(*arrays, [])).sampled == []
 
 
+def test_logits_of_any_rows(tmp_path: Path) -> None:
+    """A whole step: rows in the order asked for, and KV that later steps see."""
+    path = make_rand_model(tmp_path)
+    backend = TorchBackend.load(path, dtype="fp32", threads=1, context_length=None, device="cpu")
+    backend.allocate_kv(KvShape(8, backend.kv_block_bytes(8), 8))
+    first, second = [*b"one text"], [*b"another"]
+    of_first, of_second = reference_logits(path, first), reference_logits(path, second)
+
+    def logits(ids: list[int], positions: list[int], starts: list[int], rows: list[int]) -> torch.Tensor:
+        contexts = [positions[end - 1] + 1 for end in starts[1:]]
+        arrays = (np.array(values, np.int32) for values in (ids, positions, starts, contexts, [[5], [2]]))
+        found = backend.logits(StepInputs(*arrays, []), rows)
+        assert found.dtype == np.float32
+        return torch.from_numpy(found)
+
+    found = logits(first[:6] + second[:2], [*range(6), 0, 1], [0, 6, 8], [7, 2, 2])
+    assert float((found - torch.stack([of_second[1], of_first[2], of_first[2]])).abs().max()) < BUDGET["fp32"]
+    found = logits(first[6:] + second[2:], [6, 7, *range(2, 7)], [0, 2, 7], [*range(7)])
+    assert float((found - torch.cat((of_first[6:], of_second[2:]))).abs().max()) < BUDGET["fp32"]
+    assert logits([1, 1], [0, 0], [0, 1, 2], []).shape == (0, backend.spec.vocab_size)
+
+
 @pytest.mark.parametrize(("dtype", "size"), [("fp32", 4), ("bf16", 2), ("fp16", 2)])
 def test_block_bytes_are_what_is_allocated(tmp_path: Path, dtype: str, size: int) -> None:
     backend = TorchBackend.load(make_rand_model(tmp_path), dtype=dtype, threads=1, context_length=None, device="cpu")
