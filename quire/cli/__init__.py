@@ -16,6 +16,7 @@ COMMANDS = {
     "generate": "continue one prompt",
     "models": "list, load, unload or reload models",
     "bench": "measure the engine or a whole serving stack",
+    "eval": "measure how well a model computes: perplexity, agreement with a reference",
     "serve": "run one service in the foreground (compose, Kubernetes)",
     "health": "ask a service whether it is ready",
 }

@@ -1,0 +1,143 @@
+"""`quire eval agreement`: how far a model's predictions are from those of a reference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from services.common import log as logs
+from services.common.errors import invalid
+from services.executor.eval.compute import scored_logits
+from services.executor.eval.drawn import MOST_SEQUENCES, draw_passages
+from services.executor.eval.measures import Agreement, Distance, distance, summarize_agreement
+from services.executor.eval.options import (
+    BACKENDS,
+    DTYPES,
+    Choice,
+    Frame,
+    base_parser,
+    describe,
+    errors_told,
+    find_frame,
+    load,
+    model_line,
+    progress,
+    read_text,
+    token_count,
+)
+from services.executor.eval.text import Passage, tokenize
+from services.executor.eval.windows import windows
+from services.executor.loader import LoadedModel
+
+DRAWN_TOKENS = 4000
+
+DESCRIPTION = f"""Compares a model's predictions with those of a reference, token by token.
+
+--model, --backend and --dtype name the candidate; --against-model, --against-backend and --against-dtype the reference,
+which takes what is not given from the candidate. Both compute the same windows of the same tokens, as
+`quire eval perplexity --help` describes them. Without --text the reference writes the text itself, {DRAWN_TOKENS:,}
+tokens at temperature 1 from fixed seeds.
+
+top-1 agreement  share of positions where both find the same token likeliest
+KL               divergence of the candidate's next-token distribution from the reference's, KL(reference || candidate)
+logit error      |candidate - reference| / |reference| of the raw logits at a position, L2 norms"""
+
+EXAMPLES = """examples:
+  quire eval agreement --dtype bf16 --against-dtype fp32
+  quire eval agreement --model model-q4.gguf --against-model ~/models/my-llama --text book.txt --tokens 20000 --json"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0 done, 1 where a model cannot be loaded or computed, 2 for a wrong flag or text."""
+    parser = base_parser("agreement", DESCRIPTION, EXAMPLES)
+    parser.add_argument("--against-model", metavar="MODEL", help="the reference's model")
+    parser.add_argument("--against-backend", choices=BACKENDS, help="what computes the reference")
+    parser.add_argument("--against-dtype", choices=DTYPES, help="the reference's number format")
+    parser.add_argument("--text", metavar="FILE", help="a text, UTF-8, instead of the reference's own")
+    parser.add_argument("--tokens", type=token_count, metavar="N", help="only N tokens of the text")
+    options = parser.parse_args(argv)
+    if not (options.against_model or options.against_backend or options.against_dtype):
+        parser.error("name the reference with --against-model, --against-backend or --against-dtype")
+    logs.configure("eval", "warning", "text")
+    wanted = Choice("--model", options.model, options.backend, options.dtype)
+    against = Choice(
+        "--against-model" if options.against_model else "--model",
+        options.against_model or options.model,
+        options.against_backend or options.backend,
+        options.against_dtype or options.dtype,
+    )
+    with errors_told("agreement"):
+        text = None if options.text is None else read_text(options.text)
+        frame = find_frame([wanted, against], options.context, options.stride)
+        reference = load(against, options.threads, frame.context, MOST_SEQUENCES if text is None else 1)
+        candidate = load(wanted, options.threads, frame.context)
+        if text is None:
+            passages = _draw(reference, candidate, options.tokens or DRAWN_TOKENS, frame)
+        else:
+            passages = [_tokenize(text, reference, candidate, options.tokens)]
+        with progress("compared", sum(len(passage.ids) for passage in passages)) as done:
+            found = measure(reference, candidate, passages, frame, done)
+    report = {
+        "reference": describe(reference),
+        "candidate": describe(candidate),
+        "text": None if options.text is None else Path(options.text).name,
+    }
+    print(json.dumps(report | asdict(frame) | asdict(found)) if options.json else _table(reference, candidate, found))
+    return 0
+
+
+def measure(
+    reference: LoadedModel,
+    candidate: LoadedModel,
+    passages: Sequence[Passage],
+    frame: Frame,
+    compared: Callable[[int], object],
+) -> Agreement:
+    """Compares both on all scored tokens; `compared` hears of tokens as they are done. Raises NOT_FINITE."""
+    parts: list[Distance] = []
+    for passage in passages:
+        for window in windows(len(passage.ids), frame.context, frame.stride, len(passage.prefix)):
+            both = (scored_logits(model, passage, window) for model in (reference, candidate))
+            for wanted, found in zip(*both, strict=True):
+                parts.append(distance(wanted, found))
+                compared(len(wanted))
+    return summarize_agreement(parts)
+
+
+def _check_vocabularies(reference: LoadedModel, candidate: LoadedModel) -> None:
+    wanted, found = reference.backend.spec.vocab_size, candidate.backend.spec.vocab_size
+    if wanted != found:
+        raise invalid("--against-model", f"its vocabulary has {wanted} tokens, that of {candidate.name} has {found}")
+
+
+def _draw(reference: LoadedModel, candidate: LoadedModel, count: int, frame: Frame) -> list[Passage]:
+    _check_vocabularies(reference, candidate)
+    with progress("written", count) as done:
+        return draw_passages(reference, count, frame.context - 1, done)
+
+
+def _tokenize(text: str, reference: LoadedModel, candidate: LoadedModel, limit: int | None) -> Passage:
+    _check_vocabularies(reference, candidate)
+    passage = tokenize(text, reference, limit)
+    if candidate.tokenizer_fingerprint != reference.tokenizer_fingerprint:
+        other = tokenize(text, candidate, limit)
+        if other.prefix != passage.prefix or not np.array_equal(other.ids, passage.ids):
+            raise invalid("--against-model", f"its tokenizer reads this text otherwise than that of {candidate.name}")
+    return passage
+
+
+def _table(reference: LoadedModel, candidate: LoadedModel, found: Agreement) -> str:
+    return "\n".join(
+        [
+            f"reference  {model_line(reference)}",
+            f"candidate  {model_line(candidate)}",
+            f"{found.positions:,} positions",
+            f"top-1 agreement  {found.top1_agreement:10.2%}",
+            f"KL, nats         {found.kl_mean:10.3e} mean    {found.kl_p99:10.3e} 99th percentile",
+            f"logit error      {found.logit_error_median:10.3e} median  {found.logit_error_max:10.3e} largest",
+        ]
+    )

@@ -1,0 +1,57 @@
+"""Runs windows of text through a backend and hands out raw logits, a few rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common.errors import QuireError, Reason
+from services.executor.backends.base import SampleRow, StepInputs
+from services.executor.eval.text import Passage
+from services.executor.eval.windows import Window, pieces
+from services.executor.loader import LoadedModel
+
+SCORED_ROWS = 64
+"""Scored tokens per step, so that few logits exist at a time."""
+
+STEP_TOKENS = 512
+"""Most tokens per step where none is scored."""
+
+
+def scored_logits(model: LoadedModel, passage: Passage, window: Window) -> Iterator[NDArray[np.float32]]:
+    """Logits [at most SCORED_ROWS, V] that predict the scored tokens of a window, in order. Raises NOT_FINITE."""
+    tokens = [*passage.prefix, *passage.ids[window.start : window.stop].tolist()]
+    last = len(tokens) - 1  # predicts nothing, so it is not computed
+    first = last - window.scored  # the logits after this token predict the first scored one
+    for piece in pieces(0, first, STEP_TOKENS):
+        model.backend.step(inputs_for(model, [tokens[piece.start : piece.stop]], piece.start))
+    for piece in pieces(first, last, SCORED_ROWS):
+        inputs = inputs_for(model, [tokens[piece.start : piece.stop]], piece.start)
+        logits = model.backend.logits(inputs, range(len(piece)))
+        if not np.isfinite(logits).all():
+            raise not_finite(model)
+        yield logits
+
+
+def inputs_for(
+    model: LoadedModel, tokens: Sequence[Sequence[int]], position: int, samples: Sequence[SampleRow] = ()
+) -> StepInputs:
+    """A step over equally many tokens of each sequence, the first at `position`. They share the pool evenly."""
+    sequences, count = len(tokens), len(tokens[0])
+    end = position + count
+    needed = -(-end // model.shape.block_size)
+    own = model.shape.block_count // sequences
+    return StepInputs(
+        token_ids=np.array(tokens, np.int32).reshape(-1),
+        positions=np.tile(np.arange(position, end, dtype=np.int32), sequences),
+        query_starts=np.arange(0, sequences * count + 1, count, dtype=np.int32),
+        context_lengths=np.full(sequences, end, np.int32),
+        block_tables=np.array([range(i * own, i * own + needed) for i in range(sequences)], np.int32),
+        samples=list(samples),
+    )
+
+
+def not_finite(model: LoadedModel) -> QuireError:
+    return QuireError(Reason.NOT_FINITE, f"{model.name}: the model's logits are not finite")

@@ -1,0 +1,171 @@
+"""What the evaluations share: flags, the text, loaded models, and errors in one line that name the flag."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from tqdm import tqdm
+
+from services.common.errors import QuireError, Reason, invalid
+from services.executor.eval.compute import STEP_TOKENS
+from services.executor.loader import LoadedModel, make_loader
+from services.executor.models.checkpoint import load_spec
+from services.executor.models.source import resolve
+from services.executor.settings import BackendName, Dtype, ExecutorSettings
+
+DEFAULT_CONTEXT = 512
+BLOCK_SIZE = 32
+BACKENDS, DTYPES = get_args(BackendName), get_args(Dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A model to load, and the flag that named it."""
+
+    flag: str
+    model: str
+    backend: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """How the text is cut into windows."""
+
+    context: int
+    stride: int
+
+
+def base_parser(kind: str, description: str, examples: str) -> argparse.ArgumentParser:
+    """A parser with the flags that all evaluations take; its help ends with examples."""
+    parser = argparse.ArgumentParser(
+        prog=f"quire eval {kind}",
+        description=description,
+        epilog=examples,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default="smollm2", help="folder, .gguf file, hub id or catalogue entry")
+    parser.add_argument("--backend", choices=BACKENDS, default="auto", help="what computes")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number format")
+    parser.add_argument("--threads", type=_natural, default=0, metavar="N", help="compute threads; 0: one per CPU")
+    parser.add_argument(
+        "--context", type=_at_least_two, metavar="N", help=f"tokens per window (default: {DEFAULT_CONTEXT})"
+    )
+    parser.add_argument(
+        "--stride", type=token_count, metavar="N", help="tokens between windows (default: half the context)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
+    return parser
+
+
+def read_text(path: str) -> str:
+    """A file's text, unchanged. Raises INVALID_FIELD."""
+    try:
+        return Path(path).read_bytes().decode("utf-8")
+    except OSError as error:
+        raise invalid("--text", f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise invalid("--text", f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def find_frame(choices: list[Choice], context: int | None, stride: int | None) -> Frame:
+    """The windows that all models take. Raises INVALID_FIELD where one does not, or where tokens would be skipped."""
+    longest = min(_longest(choice) for choice in choices)
+    if context is not None and context > longest:
+        raise invalid("--context", f"{context} is beyond the {longest} tokens that the model takes")
+    context = context or min(DEFAULT_CONTEXT, longest)
+    if stride is not None and stride > context:
+        raise invalid("--stride", f"{stride} would skip tokens; at most the context, {context}")
+    return Frame(context, stride or max(context // 2, 1))
+
+
+def load(choice: Choice, threads: int, context: int, sequences: int = 1) -> LoadedModel:
+    """The model, with KV for so many sequences of `context` tokens. Raises the loader's errors after the flag."""
+    # Validated, not constructed: the environment of services does not count here.
+    settings = ExecutorSettings.model_validate(
+        {
+            "model": choice.model,
+            "backend": choice.backend,
+            "dtype": choice.dtype,
+            "threads": threads,
+            "block_size": BLOCK_SIZE,
+            "kv_blocks": sequences * -(-context // BLOCK_SIZE),
+            "max_sequences": sequences,
+            "max_step_tokens": STEP_TOKENS,
+        }
+    )
+    tell(f"loading {choice.model}")
+    with _naming(choice.flag):
+        return make_loader(settings)("", choice.model)
+
+
+def describe(model: LoadedModel) -> dict[str, str]:
+    """What computed, for reports."""
+    backend = model.backend
+    return {"model": model.name, "backend": backend.name, "dtype": backend.dtype, "device": backend.device}
+
+
+def model_line(model: LoadedModel) -> str:
+    """The same for people."""
+    return "{model}  {backend} {dtype}  {device}".format_map(describe(model))
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], object]]:
+    """A bar of tokens on standard error, where that is a terminal; call what it gives with tokens done."""
+    with tqdm(desc=what, total=total, unit="tok", file=sys.stderr, disable=None) as bar:
+        yield bar.update
+
+
+@contextmanager
+def errors_told(kind: str) -> Iterator[None]:
+    """Prints an error as `quire eval KIND: ...`; ends with status 2 for a wrong flag, else 1."""
+    try:
+        yield
+    except QuireError as error:
+        tell(f"quire eval {kind}: {error}")
+        raise SystemExit(2 if error.reason is Reason.INVALID_FIELD else 1) from None
+
+
+def token_count(text: str) -> int:
+    """A flag's value of at least 1."""
+    return _least(text, 1)
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _longest(choice: Choice) -> int:
+    with _naming(choice.flag):
+        return load_spec(resolve(choice.model)).context_length
+
+
+@contextmanager
+def _naming(flag: str) -> Iterator[None]:
+    try:
+        yield
+    except QuireError as error:
+        raise QuireError(error.reason, f"{flag}: {error}") from error
+
+
+def _natural(text: str) -> int:
+    return _least(text, 0)
+
+
+def _at_least_two(text: str) -> int:
+    return _least(text, 2)
+
+
+def _least(text: str, least: int) -> int:
+    value = int(text)
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+    return value

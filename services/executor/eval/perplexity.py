@@ -1,0 +1,90 @@
+"""`quire eval perplexity`: how well a model predicts a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from services.common import log as logs
+from services.executor.eval.compute import scored_logits
+from services.executor.eval.measures import Fit, log_likelihoods, summarize_fit
+from services.executor.eval.options import (
+    Choice,
+    Frame,
+    base_parser,
+    describe,
+    errors_told,
+    find_frame,
+    load,
+    model_line,
+    progress,
+    read_text,
+    token_count,
+)
+from services.executor.eval.text import Passage, tokenize
+from services.executor.eval.windows import windows
+from services.executor.loader import LoadedModel
+
+DESCRIPTION = """Measures how well a model predicts a text: the perplexity and what it is made of.
+
+The text is read by the model's tokenizer and seen in windows of --context tokens that begin --stride tokens apart.
+Each window scores the tokens that no earlier window has scored, so each token counts once, with at least
+context - stride tokens before it. Where the model's tokenizer adds a beginning-of-text token, each window begins with
+one, within its --context tokens; else the first token of the text has nothing before it and is not scored.
+The error is the standard error of the mean, tokens taken as independent."""
+
+EXAMPLES = """examples:
+  quire eval perplexity --text book.txt
+  quire eval perplexity --text book.txt --model ~/models/my-llama --dtype fp32 --tokens 20000 --json
+  quire eval perplexity --text book.txt --context 2048 --stride 2048   # windows that do not overlap"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0 done, 1 where the model cannot be loaded or computed, 2 for a wrong flag or text."""
+    parser = base_parser("perplexity", DESCRIPTION, EXAMPLES)
+    parser.add_argument("--text", required=True, metavar="FILE", help="the text, UTF-8")
+    parser.add_argument("--tokens", type=token_count, metavar="N", help="only the first N tokens of the text")
+    options = parser.parse_args(argv)
+    logs.configure("eval", "warning", "text")
+    with errors_told("perplexity"):
+        text = read_text(options.text)
+        choice = Choice("--model", options.model, options.backend, options.dtype)
+        frame = find_frame([choice], options.context, options.stride)
+        model = load(choice, options.threads, frame.context)
+        passage = tokenize(text, model, options.tokens)
+        with progress("scored", len(passage.ids)) as done:
+            fit = measure(model, passage, frame, done)
+    report = describe(model) | {"text": Path(options.text).name} | asdict(frame) | asdict(fit)
+    print(json.dumps(report) if options.json else _table(model, frame, fit), flush=True)
+    return 0
+
+
+def measure(model: LoadedModel, passage: Passage, frame: Frame, scored: Callable[[int], object]) -> Fit:
+    """Scores a passage; `scored` hears of tokens as they are done. Raises NOT_FINITE."""
+    found = []
+    byte_count = 0
+    for window in windows(len(passage.ids), frame.context, frame.stride, len(passage.prefix)):
+        at = window.first
+        for logits in scored_logits(model, passage, window):
+            targets = slice(at, at + len(logits))
+            found.append(log_likelihoods(logits, passage.ids[targets]))
+            byte_count += int(passage.byte_counts[targets].sum())
+            at = targets.stop
+            scored(len(logits))
+    return summarize_fit(np.concatenate(found), byte_count)
+
+
+def _table(model: LoadedModel, frame: Frame, fit: Fit) -> str:
+    lines = [
+        model_line(model),
+        f"{fit.scored:,} tokens scored, in windows of {frame.context} that begin {frame.stride} apart",
+        f"mean negative log likelihood  {fit.nll:9.4f} ± {fit.nll_error:.4f} nats per token",
+        f"perplexity                    {fit.perplexity:9.4f} ± {fit.perplexity * fit.nll_error:.4f}",
+    ]
+    if fit.bits_per_byte is not None:
+        lines.append(f"bits per byte                 {fit.bits_per_byte:9.4f}")
+    return "\n".join(lines)
