@@ -1,4 +1,4 @@
-"""Skips are counted: a test that stops running is noticed.
+"""Skips are counted, so that a test that stops running is noticed; and what runs leave behind goes away with them.
 
 tests/allowed_skips.txt names every test that may be skipped somewhere, each with the reason. A skip that is not in the
 list fails the run.
@@ -7,6 +7,8 @@ list fails the run.
 from __future__ import annotations
 
 import fnmatch
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -70,4 +72,8 @@ class SkipCount:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Packed weights and tokenizers of hundreds of small models do not belong in the user's cache.
+    folder = tempfile.TemporaryDirectory(prefix="quire-derived-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["QUIRE_DERIVED"] = folder.name
     config.pluginmanager.register(SkipCount(allowed_skips(ALLOWED.read_text())), "skip-count")

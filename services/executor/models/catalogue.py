@@ -64,6 +64,14 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "quire" / "models"
 
 
+def derived_folder(kind: str) -> Path:
+    """Where what is made from models is kept, by kind: below $QUIRE_DERIVED, else beside the models."""
+    if override := os.environ.get("QUIRE_DERIVED"):
+        return Path(override).expanduser() / kind
+    models = cache_folder()
+    return (models if os.environ.get("QUIRE_CACHE") else models.parent) / kind
+
+
 def fetch(name: str, entry: CatalogueEntry, progress: Progress, folder: Path | None = None) -> Path:
     """Path of the verified model, downloaded where it is not there yet. Safe under concurrent processes.
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from services.executor.models.catalogue import cache_folder
+from services.executor.models.catalogue import derived_folder
 
 log = logging.getLogger("quire.executor.models")
 _DIGEST_BYTES = 32
@@ -21,10 +21,10 @@ _DIGEST_BYTES = 32
 
 def derived(what: str, files: Sequence[Path], make: Callable[[], bytes], folder: Path | None = None) -> bytes:
     """What `make` gives for these files. One result is kept per kind and files; a newer one replaces it."""
-    folder = folder or cache_folder() / "derived"
-    name = hashlib.sha256(json.dumps([what, *map(str, files)]).encode()).hexdigest()[:32]
+    folder = folder or derived_folder(what)
+    name = hashlib.sha256(json.dumps([what, *(str(path.absolute()) for path in files)]).encode()).hexdigest()[:32]
     state = _state(files)  # before `make` reads them: a change meanwhile must not be taken for the old content
-    kept = folder / f"{name}.{what}"
+    kept = folder / name
     found = _read(kept, state)
     if found is not None:
         return found

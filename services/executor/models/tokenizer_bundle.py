@@ -26,7 +26,7 @@ SPECIAL_STRINGS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_toke
 def load_bundle(path: Path) -> bytes:
     """The bundle of a Hugging Face folder or a GGUF file, from the cache where nothing changed. Raises as below."""
     files = [path] if path.is_file() else [path / name for name in FOLDER_FILES if (path / name).is_file()]
-    return derived("tokenizer", files, lambda: build_bundle(path))
+    return derived("tokenizers", files, lambda: build_bundle(path))
 
 
 def build_bundle(path: Path) -> bytes:

@@ -15,7 +15,7 @@ import pytest
 
 from services.common.errors import QuireError, Reason
 from services.executor.models import catalogue
-from services.executor.models.catalogue import CATALOGUE, CatalogueEntry, cache_folder, fetch
+from services.executor.models.catalogue import CATALOGUE, CatalogueEntry, cache_folder, derived_folder, fetch
 
 MODEL = b"GGUF" + bytes(range(256)) * 400
 Report = tuple[str, int, int]
@@ -141,11 +141,17 @@ def test_processes_that_fetch_at_once_download_once(entry: CatalogueEntry, tmp_p
 def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("QUIRE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("QUIRE_DERIVED", raising=False)
     assert cache_folder() == Path.home() / ".cache" / "quire" / "models"
+    assert derived_folder("packed") == Path.home() / ".cache" / "quire" / "packed"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "quire" / "models"
+    assert derived_folder("packed") == tmp_path / "quire" / "packed"
     monkeypatch.setenv("QUIRE_CACHE", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own"
+    assert derived_folder("packed") == tmp_path / "own" / "packed"
+    monkeypatch.setenv("QUIRE_DERIVED", str(tmp_path / "made"))
+    assert derived_folder("packed") == tmp_path / "made" / "packed"
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(entry: CatalogueEntry, tmp_path: Path) -> None:
