@@ -58,7 +58,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--against-backend", choices=BACKENDS, help="what computes the reference")
     parser.add_argument("--against-dtype", choices=DTYPES, help="the reference's number format")
     parser.add_argument("--text", metavar="FILE", help="a text, UTF-8, instead of the reference's own")
-    parser.add_argument("--tokens", type=token_count, metavar="N", help="only N tokens of the text")
+    parser.add_argument(
+        "--tokens", type=token_count, metavar="N", help=f"only the first N tokens of the text (its own: {DRAWN_TOKENS})"
+    )
     options = parser.parse_args(argv)
     if not (options.against_model or options.against_backend or options.against_dtype):
         parser.error("name the reference with --against-model, --against-backend or --against-dtype")

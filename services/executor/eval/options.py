@@ -54,7 +54,7 @@ def base_parser(kind: str, description: str, examples: str) -> argparse.Argument
     parser.add_argument("--model", default="smollm2", help="folder, .gguf file, hub id or catalogue entry")
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="what computes")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number format")
-    parser.add_argument("--threads", type=_natural, default=0, metavar="N", help="compute threads; 0: one per CPU")
+    parser.add_argument("--threads", type=_natural, default=0, metavar="N", help="compute threads; 0 takes one per CPU")
     parser.add_argument(
         "--context", type=_at_least_two, metavar="N", help=f"tokens per window (default: {DEFAULT_CONTEXT})"
     )

@@ -33,9 +33,10 @@ DESCRIPTION = """Measures how well a model predicts a text: the perplexity and w
 
 The text is read by the model's tokenizer and seen in windows of --context tokens that begin --stride tokens apart.
 Each window scores the tokens that no earlier window has scored, so each token counts once, with at least
-context - stride tokens before it. Where the model's tokenizer adds a beginning-of-text token, each window begins with
-one, within its --context tokens; else the first token of the text has nothing before it and is not scored.
-The error is the standard error of the mean, tokens taken as independent."""
+context - stride tokens before it (fewer at the beginning of the text). Where the model's tokenizer adds a
+beginning-of-text token, each window begins with one, within its --context tokens; elsewhere a token that has nothing
+before it is not scored: the first of the text, and of each window where these do not overlap.
+Errors are standard errors, tokens taken as independent. Bytes are those of the scored tokens in UTF-8."""
 
 EXAMPLES = """examples:
   quire eval perplexity --text book.txt
