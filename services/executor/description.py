@@ -8,7 +8,7 @@ from services.executor.batch import StepLimits
 from services.executor.loader import LoadedModel
 from services.executor.warmup import Measured
 
-_FORMATS = {
+_KV_FORMATS = {
     "fp32": types_pb2.KV_FORMAT_FP32,
     "bf16": types_pb2.KV_FORMAT_BF16,
     "fp16": types_pb2.KV_FORMAT_FP16,
@@ -34,7 +34,7 @@ def describe_loaded(
         pool_id=0,
         group_id=GROUP,
         tier=types_pb2.TIER_DEVICE,
-        format=_FORMATS[backend.dtype],
+        format=_KV_FORMATS[backend.kv_format],
         rank_nodes=[nodes[0] if len(nodes) == 1 else -1],
         block_count=shape.block_count,
         first_block_id=0,

@@ -46,6 +46,7 @@ class SampleRow:
     rule: SamplingRule
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]  # so far; its length is the output position that keys the random numbers
+    prepared: object = None  # what the backend keeps with the sequence; nobody else touches it
 
 
 @dataclass(slots=True)
@@ -105,7 +106,8 @@ class Backend(Protocol):
     """A loaded model that computes steps. Not thread-safe: one thread steps it."""
 
     name: str
-    dtype: str  # "fp32", "bf16" or "fp16"
+    dtype: str  # of weights: "fp32", "bf16", "fp16", or quantized ones such as "q4_1"
+    kv_format: str  # of keys and values: "fp32", "bf16" or "fp16"
     device: str  # for people: instruction set or card
     spec: ModelSpec
     numerics: str  # everything beside weights that may change a logit; goes into the fingerprint

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.paged_attention import plan_attention
-from services.common.errors import invalid
 from services.executor.backends.base import KvShape, PromptScoreRows, StepInputs, StepOutputs, TokenScores
 from services.executor.backends.torch_linear import (
     ExactLinear,
@@ -30,7 +28,7 @@ from services.executor.backends.torch_linear import (
 from services.executor.backends.torch_model import Batch, TorchModel
 from services.executor.backends.torch_rows import find_row_sizes
 from services.executor.backends.torch_weights import ModelWeights, load_weights
-from services.executor.models.checkpoint import open_checkpoint
+from services.executor.models.checkpoint import open_checkpoint, with_context_length
 from services.executor.models.rope import inverse_frequencies, rotation_table
 from services.executor.models.spec import ModelSpec
 from services.executor.sampling.torch_sampler import sample, score_prompt
@@ -49,7 +47,8 @@ class TorchBackend:
     def __init__(
         self, spec: ModelSpec, weights: ModelWeights, linear: Linear, dtype: str, device: torch.device
     ) -> None:
-        self.spec, self.dtype, self._device, self._linear = spec, dtype, device, linear
+        self.spec, self.dtype, self.kv_format = spec, dtype, dtype
+        self._device, self._linear = device, linear
         self._model = TorchModel(spec, weights, linear)
         frequencies = inverse_frequencies(spec.head_size, spec.rope_theta, spec.rope_scaling)
         cos, sin = rotation_table(frequencies, spec.context_length)
@@ -76,11 +75,7 @@ class TorchBackend:
         if dtype == "auto":
             dtype = "bf16" if place.type != "cpu" or multiplies_bf16() else "fp32"
         checkpoint = open_checkpoint(path)
-        spec = checkpoint.spec
-        if context_length is not None:
-            if not 1 <= context_length <= spec.context_length:
-                raise invalid("context_length", f"{context_length} is not in 1..{spec.context_length}, the model's own")
-            spec = replace(spec, context_length=context_length)
+        spec = with_context_length(checkpoint.spec, context_length)
         narrow_on_cpu = place.type == "cpu" and dtype != "fp32" and not (dtype == "bf16" and multiplies_bf16())
         vector_dtype = torch.float32 if narrow_on_cpu else _DTYPES[dtype]
         with torch.inference_mode():

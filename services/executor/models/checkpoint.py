@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from services.common.errors import invalid
 from services.executor.models.spec import ModelSpec
 from services.executor.models.weights import Checkpoint, load_failed
 
@@ -24,3 +26,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
 def load_spec(path: Path) -> ModelSpec:
     """The spec alone, from a path that `open_checkpoint` takes."""
     return open_checkpoint(path).spec
+
+
+def with_context_length(spec: ModelSpec, context_length: int | None) -> ModelSpec:
+    """The spec with a shorter context; None leaves the model's own. Raises INVALID_FIELD beyond it."""
+    if context_length is None:
+        return spec
+    if not 1 <= context_length <= spec.context_length:
+        raise invalid("context_length", f"{context_length} is not in 1..{spec.context_length}, the model's own")
+    return replace(spec, context_length=context_length)

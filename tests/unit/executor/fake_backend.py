@@ -49,7 +49,7 @@ class FakeBackend:
     """Knobs: `script` maps a context length to the token drawn there; `bad_lengths` draw None; `fails` counts down."""
 
     name = "fake"
-    dtype = "fp32"
+    dtype = kv_format = "fp32"
     device = "none"
     numerics = "exact"
 
