@@ -55,6 +55,9 @@ class GgufCheckpoint:
     def shapes(self) -> Mapping[str, Shape]:
         return {name: info.shape for name, info in self._places.items()}
 
+    def formats(self) -> Mapping[str, str]:
+        return {name: info.format for name, info in self._places.items()}
+
     def tensor(self, name: str) -> StoredTensor:
         info = self._places[name]
         data = self._read(info)

@@ -67,6 +67,9 @@ class HfCheckpoint:
     def shapes(self) -> Mapping[str, Shape]:
         return {name: file.entries[stored][1] for name, (file, stored) in self._places.items()}
 
+    def formats(self) -> Mapping[str, str]:
+        return {name: file.entries[stored][0] for name, (file, stored) in self._places.items()}
+
     def tensor(self, name: str) -> StoredTensor:
         file, stored = self._places[name]
         format_, shape, data = file.read(stored)

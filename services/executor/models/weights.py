@@ -45,6 +45,10 @@ class Checkpoint(Protocol):
         """Every known tensor with its shape."""
         ...
 
+    def formats(self) -> Mapping[str, str]:
+        """The format of every known tensor, as StoredTensor gives it; reads no tensor."""
+        ...
+
     def tensor(self, name: str) -> StoredTensor:
         """The named tensor."""
         ...
