@@ -1,4 +1,4 @@
-"""The formats of packed matrices, as kernels/matmul/format.h defines them."""
+"""Formats of packed matrices, as kernels/matmul/format.h defines them, and which of them a stored tensor takes."""
 
 from __future__ import annotations
 
@@ -21,4 +21,57 @@ FORMATS: Mapping[str, int] = MappingProxyType(
         "q4mg128": 9,
     }
 )
-"""Numbers by name. Ordered by the room that a weight takes, widest first."""
+"""The kernels' number of each format."""
+
+_BY_PRECISION = ("f32", "bf16", "q8", "q8c", "q4mg32", "q4mg64", "q4mg128", "q4g32", "q4g64", "q4g128")
+
+_NATIVE = {"F32": "f32", "F16": "bf16", "BF16": "bf16", "Q4_0": "q4g32", "Q4_1": "q4mg32", "Q4_K": "q4mg32"}
+"""What stored formats become; all others become q8."""
+
+
+def group_size(format_: str) -> int:
+    """Columns that share a scale; 1 where columns share nothing."""
+    match format_:
+        case "f32" | "bf16" | "q8c":
+            return 1
+        case "q8":
+            return 32
+    return int(format_.rpartition("g")[2])
+
+
+def has_minimum(format_: str) -> bool:
+    """Whether groups hold a minimum beside their scale."""
+    return format_.startswith("q4m")
+
+
+def group_bytes(format_: str) -> int:
+    """Bytes of one group of a 4-bit format or of q8, 32 rows."""
+    size = group_size(format_)
+    return size * 32 + 64 if format_ == "q8" else size * 16 + (128 if has_minimum(format_) else 64)
+
+
+def panel_bytes(format_: str, k: int) -> int:
+    """Bytes of 32 rows of k columns, k a multiple of 32 and of the group."""
+    match format_:
+        case "f32":
+            return k * 128
+        case "bf16":
+            return k * 64
+        case "q8c":
+            return k * 32 + 128
+    return k // group_size(format_) * group_bytes(format_)
+
+
+def choose(stored: str, wanted: str, run: int) -> str:
+    """The format for a tensor stored as `stored`, whose columns come in runs of `run` that padding may follow.
+
+    `wanted` is a key of FORMATS, or auto: quantized tensors keep their bits where a format can, F16 becomes bf16, and
+    other quantizations become q8. Groups do not reach over the end of a run: where they would, bf16 it is.
+    """
+    format_ = _NATIVE.get(stored, "q8") if wanted == "auto" else wanted
+    return "bf16" if run % group_size(format_) else format_
+
+
+def more_precise(first: str, second: str) -> str:
+    """The format of two tensors that lie in one matrix."""
+    return min(first, second, key=_BY_PRECISION.index)

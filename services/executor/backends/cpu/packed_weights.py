@@ -33,6 +33,7 @@ class PackedWeights:
     formats: str  # how many matrices have which format, for people and the fingerprint: "q4mg32 x 180, q8 x 1"
     conversions: tuple[str, ...]  # what is not held as the file has it, for the log
     source_digests: tuple[str, ...]  # hex SHA-256 of the checkpoint's files, in their order
+    mapped_bytes: int  # of the buffer that lie in the page cache, which the system counts as free memory
 
     def matrix(self, name: str) -> PackedMatrix:
         """The named matrix; KeyError where the model has none."""

@@ -1,0 +1,122 @@
+"""Fills a buffer with a checkpoint's packed weights, a few panels at a time on several threads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.executor.backends.cpu.formats import PANEL_ROWS
+from services.executor.backends.cpu.layout import Columns, Int32, Strip
+from services.executor.backends.cpu.packing_plan import PackingPlan, PlacedMatrix, PlacedVector
+from services.executor.backends.cpu.panels import EncodedRows, UnfitWeights, write_rows
+from services.executor.backends.cpu.quantize import encode, encode_bf16
+from services.executor.backends.cpu.repack import REPACKERS
+from services.executor.models.dequantize import to_float32
+from services.executor.models.weights import Bytes, Checkpoint, StoredTensor, load_failed
+
+log = logging.getLogger("quire.executor")
+
+_MOST_THREADS = 8  # each holds a few MiB
+_TASK_VALUES = 1 << 23
+_BAND_VALUES = 1 << 17  # what a thread works on stays in its cache
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """Some panels of one strip of a matrix."""
+
+    matrix: PlacedMatrix
+    strip: Strip
+    first: int
+    last: int
+
+
+def pack(checkpoint: Checkpoint, plan: PackingPlan, out: Bytes, threads: int) -> None:
+    """Writes all matrices and vectors of the plan into `out`, plan.size bytes.
+
+    Raises MODEL_LOAD_FAILED naming the first tensor that holds NaN, infinity, or what its format cannot hold.
+    """
+    for vector in plan.vectors:
+        _pack_vector(checkpoint, vector, out)
+
+    def run(task: _Task) -> int:
+        return _pack_panels(checkpoint, task, out)
+
+    with ThreadPoolExecutor(max(1, min(threads, _MOST_THREADS)), "pack") as pool:
+        clamped = sum(pool.map(run, _tasks(plan)))
+    if clamped:
+        log.warning("weights of -128 steps became -127", extra={"count": clamped})
+
+
+def _tasks(plan: PackingPlan) -> Iterator[_Task]:
+    for matrix in plan.matrices:
+        step = max(1, _TASK_VALUES // (matrix.layout.columns.k * PANEL_ROWS))
+        for strip in matrix.layout.strips:
+            for first in range(0, strip.panels, step):
+                yield _Task(matrix, strip, first, min(first + step, strip.panels))
+
+
+def _pack_panels(checkpoint: Checkpoint, task: _Task, out: Bytes) -> int:
+    """How many values were clamped."""
+    matrix, strip, columns = task.matrix, task.strip, task.matrix.layout.columns
+    size, clamped = matrix.panel_bytes, 0
+    tensor = checkpoint.tensor(strip.tensor)
+    step = max(1, _BAND_VALUES // (columns.k * strip.width))
+    for first in range(task.first, task.last, step):
+        last = min(first + step, task.last)
+        rows = _take(tensor, strip.rows[first * strip.width : last * strip.width])
+        try:
+            encoded = _encode(rows, matrix.format, columns)
+        except UnfitWeights as error:
+            raise load_failed(f"tensor {strip.tensor} {error}") from error
+        panels = out[matrix.offset + first * size : matrix.offset + last * size].reshape(last - first, size)
+        write_rows(matrix.format, panels, strip.lanes, encoded)
+        clamped += encoded.clamped
+    return clamped
+
+
+def _take(tensor: StoredTensor, rows: Int32) -> StoredTensor:
+    """These rows of a matrix; -1 is a row of zero bytes, which is zeros in every format."""
+    if rows[0] >= 0 and (np.diff(rows) == 1).all():
+        data = tensor.data[rows[0] : rows[0] + len(rows)]
+    else:
+        data = tensor.data[rows]
+        data[rows < 0] = 0
+    return StoredTensor(tensor.name, (len(rows), tensor.shape[-1]), tensor.format, np.ascontiguousarray(data))
+
+
+def _encode(rows: StoredTensor, format_: str, columns: Columns) -> EncodedRows:
+    repacker = REPACKERS.get((rows.format, format_))
+    if repacker is not None:
+        return repacker(rows.data)
+    if (rows.format, format_) == ("BF16", "bf16"):
+        return encode_bf16(_pad_columns(rows.data.view(np.uint16), columns))
+    with np.errstate(all="ignore"):  # what is not finite is found by encode
+        values = to_float32(rows)
+    return encode(format_, _pad_columns(values, columns))
+
+
+def _pad_columns(values: NDArray[Any], columns: Columns) -> NDArray[Any]:
+    """Zeros after each run of columns."""
+    if columns.padded == columns.size:
+        return values
+    runs = values.reshape(len(values), columns.runs, columns.size)
+    return np.pad(runs, ((0, 0), (0, 0), (0, columns.padded - columns.size))).reshape(len(values), columns.k)
+
+
+def _pack_vector(checkpoint: Checkpoint, vector: PlacedVector, out: Bytes) -> None:
+    start = vector.offset
+    for part in vector.layout.parts:
+        panels = out[start : start + part[0].panels * PANEL_ROWS * 4].view(np.float32).reshape(-1, PANEL_ROWS)
+        for strip in part:
+            values = to_float32(checkpoint.tensor(strip.tensor)).reshape(-1)
+            if not np.isfinite(values).all():
+                raise load_failed(f"tensor {strip.tensor} holds NaN or infinity")
+            panels[:, strip.lanes] = np.where(strip.rows < 0, 0, values[strip.rows]).reshape(-1, strip.width)
+        start += panels.nbytes

@@ -1,0 +1,105 @@
+"""ggml's quantized blocks to packed words without a detour over fp32.
+
+Exact, but for Q4_K, whose products of scales are rounded to fp16, and for -128 in Q8_0, which becomes -127.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.executor.backends.cpu.panels import EncodedRows
+from services.executor.backends.cpu.quantize import byte_words, nibble_words
+from services.executor.models.weights import Bytes
+
+Float16 = NDArray[np.float16]
+
+Repacker = Callable[[Bytes], EncodedRows]
+"""From rows [n, bytes of a row]; raises UnfitWeights."""
+
+
+def _q4_0(rows: Bytes) -> EncodedRows:
+    blocks = _blocks(rows, 18)
+    # The block's own order of nibbles is that of a group.
+    return EncodedRows(byte_words(blocks[..., 2:]), _half(blocks, 0))
+
+
+def _q4_0_with_minimum(rows: Bytes) -> EncodedRows:
+    """d * (q - 8) as d * q + m: -8 d is exact in fp16, or infinite and refused."""
+    found = _q4_0(rows)
+    assert found.scales is not None
+    with np.errstate(over="ignore"):
+        return EncodedRows(found.words, found.scales, found.scales * np.float16(-8))
+
+
+def _q4_0_as_bytes(rows: Bytes) -> EncodedRows:
+    blocks = _blocks(rows, 18)
+    return EncodedRows(byte_words(_nibbles(blocks[..., 2:]).view(np.int8) - np.int8(8)), _half(blocks, 0))
+
+
+def _q4_1(rows: Bytes) -> EncodedRows:
+    blocks = _blocks(rows, 20)
+    return EncodedRows(byte_words(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2))
+
+
+def _q5_0(rows: Bytes) -> EncodedRows:
+    blocks = _blocks(rows, 22)
+    fifth = np.unpackbits(blocks[..., 2:6], axis=2, bitorder="little")
+    return EncodedRows(
+        byte_words((_nibbles(blocks[..., 6:]) | fifth << 4).view(np.int8) - np.int8(16)), _half(blocks, 0)
+    )
+
+
+def _q8_0(rows: Bytes) -> EncodedRows:
+    """The kernels' int8 is symmetric. ggml never writes -128, and one step off in one value is nearer than a new scale
+    for its whole group."""
+    blocks = _blocks(rows, 34)
+    values = blocks[..., 2:].view(np.int8)
+    lowest = values == -128
+    clamped = int(lowest.sum())
+    return EncodedRows(byte_words(np.where(lowest, np.int8(-127), values) if clamped else values), _half(blocks, 0),
+                       clamped=clamped)  # fmt: skip
+
+
+def _q4_k(rows: Bytes) -> EncodedRows:
+    """Blocks of 256: eight groups of 32 with 6-bit scales and minima under one fp16 scale each."""
+    blocks = _blocks(rows, 144)
+    n = len(rows)
+    packed = blocks[..., 4:16].reshape(n, -1, 3, 4)  # scales, minima, the low bits of the last four of both
+    scales, minima, rest = packed[:, :, 0], packed[:, :, 1], packed[:, :, 2]
+    steps = np.concatenate((scales & 63, rest & 15 | (scales >> 6) << 4), axis=2)
+    lows = np.concatenate((minima & 63, rest >> 4 | (minima >> 6) << 4), axis=2)
+    pairs = blocks[..., 16:].reshape(n, -1, 4, 32)  # the low nibbles are one group, the high ones the next
+    quants = np.stack((pairs & 15, pairs >> 4), axis=3)
+    with np.errstate(over="ignore", invalid="ignore"):
+        d = (_half(blocks, 0).astype(np.float32)[..., None] * steps).astype(np.float16)
+        m = (_half(blocks, 2).astype(np.float32)[..., None] * lows).astype(np.float16)
+    return EncodedRows(nibble_words(quants.reshape(n, -1, 32)), d.reshape(n, -1), -m.reshape(n, -1))
+
+
+REPACKERS: Mapping[tuple[str, str], Repacker] = {
+    ("Q4_0", "q4g32"): _q4_0,
+    ("Q4_0", "q4mg32"): _q4_0_with_minimum,
+    ("Q4_0", "q8"): _q4_0_as_bytes,
+    ("Q4_1", "q4mg32"): _q4_1,
+    ("Q5_0", "q8"): _q5_0,
+    ("Q8_0", "q8"): _q8_0,
+    ("Q4_K", "q4mg32"): _q4_k,
+}
+"""By stored and packed format."""
+
+
+def _blocks(rows: Bytes, size: int) -> Bytes:
+    return rows.reshape(len(rows), -1, size)
+
+
+def _half(blocks: Bytes, at: int) -> Float16:
+    """The fp16 number at a byte of each block [n, blocks, bytes]."""
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0]
+
+
+def _nibbles(pairs: Bytes) -> Bytes:
+    """Bytes [..., 16] as 32 values: the low nibbles, then the high ones."""
+    return np.concatenate((pairs & 15, pairs >> 4), axis=-1)
