@@ -4,6 +4,7 @@
 #include "kernels/paged_attention/cpu.h"
 #include "kernels/rms_norm/cpu.h"
 #include "kernels/rope/cpu.h"
+#include "kernels/sampler/cpu.h"
 #include "kernels/silu_mul/cpu.h"
 #include "kernels/table/table.h"
 
@@ -29,6 +30,9 @@ const KernelTable& kernel_table() {
       .head_panel = head_panel,
       .best_token = best_token,
       .narrow_block = narrow_block,
+      .draw = draw,
+      .score = score,
+      .noise_words = noise_words,
       .quantize_rows = quantize_rows,
   };
   return table;

@@ -6,6 +6,7 @@
 #include "kernels/paged_attention/cpu.h"
 #include "kernels/rms_norm/cpu.h"
 #include "kernels/rope/cpu.h"
+#include "kernels/sampler/rule.h"
 
 namespace quire {
 
@@ -27,6 +28,11 @@ struct KernelTable {
   void (*head_panel)(const HeadTarget&, Best, const float* sums, int first_token, int first_row, int count, int panel);
   int32_t (*best_token)(const Best* threads, int count, int row);
   void (*narrow_block)(int from, const uint8_t* source, int to, uint8_t* target, int half);
+  int32_t (*draw)(const float* logits, int vocab, const SamplingRule&, const History&, uint32_t output_position,
+                  const uint32_t* allowed, const SamplerScratch&);
+  TokenScore (*score)(const float* logits, int vocab, int target, int count, int32_t* top_ids, float* top_logprobs,
+                      const SamplerScratch&);
+  void (*noise_words)(const SamplingRule&, uint32_t output_position, int vocab, uint32_t* words);
   void (*quantize_rows)(const Activation& out, const float* values, int count);
 };
 

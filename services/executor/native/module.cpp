@@ -23,5 +23,6 @@ NB_MODULE(_native, module) {
       .def_prop_ro("size", &quire::ThreadPool::size);
   quire::bind_kernels(module);
   quire::bind_program(module);
+  quire::bind_sampler(module);
   quire::bind_model(module);
 }
