@@ -2,13 +2,7 @@
 #pragma once
 
 #ifdef QUIRE_EMULATE_AVX512
-#define SIMDE_ENABLE_NATIVE_ALIASES
-#include <simde/x86/avx512.h>
-#include <simde/x86/f16c.h>
-#include <simde/x86/fma.h>
-// SIMDe 0.7.4 gives this name the arguments of the masked form.
-#undef _mm512_madd_epi16
-#define _mm512_madd_epi16(a, b) simde_mm512_madd_epi16(a, b)
+#include "kernels/simd/emulated_avx512.h"
 #else
 #include <immintrin.h>
 #endif

@@ -7,8 +7,7 @@
 
 #include "services/executor/native/bindings.h"
 #include "services/executor/native/instruction_set.h"
-#include "services/executor/native/model.h"
-#include "services/executor/native/program_binding.h"
+#include "services/executor/native/step_binding.h"
 
 namespace nb = nanobind;
 
@@ -24,38 +23,18 @@ int kv_format(const std::string& name) {
   throw std::invalid_argument("unknown KV format " + name + "; there are f32, bf16, int8, int4");
 }
 
-std::span<const int32_t> span_of(const Int32s& array) { return {array.data(), array.size()}; }
-
-// A model with the weights that it reads.
-struct BoundModel {
-  Bytes weights;
-  Model model;
-};
-
-StepInputs make_inputs(const Int32s& token_ids, const Int32s& positions, const Int32s& query_starts,
-                       const Int32s& context_lengths, const Int32Table& block_tables) {
-  StepInputs inputs;
-  inputs.token_ids = span_of(token_ids);
-  inputs.positions = span_of(positions);
-  inputs.query_starts = span_of(query_starts);
-  inputs.context_lengths = span_of(context_lengths);
-  inputs.block_tables = {block_tables.data(), block_tables.size()};
-  inputs.table_width = int(block_tables.shape(1));
-  return inputs;
-}
-
 nb::ndarray<nb::numpy, float, nb::ndim<2>> logits(BoundModel& self, Int32s token_ids, Int32s positions,
                                                   Int32s query_starts, Int32s context_lengths, Int32Table block_tables,
                                                   Int32s rows) {
   const StepInputs inputs = make_inputs(token_ids, positions, query_starts, context_lengths, block_tables);
-  const size_t vocab = size_t(self.model.shape().vocab_size), count = rows.size();
+  const size_t vocab = size_t(self.model().shape().vocab_size), count = rows.size();
   std::vector<WantedRow> wanted;
-  for (int32_t row : span_of(rows)) wanted.push_back({row, true});
+  for (size_t i = 0; i < count; i++) wanted.push_back({rows.data()[i], true});
   auto* out = new float[std::max<size_t>(1, count * vocab)];
   nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
   {
     nb::gil_scoped_release release;
-    self.model.step(inputs, wanted, [&](int row, float* logits, int32_t, int) {
+    self.model().step(inputs, wanted, [&](int row, float* logits, int32_t, int) {
       std::copy_n(logits, vocab, out + size_t(row) * vocab);
     });
   }
@@ -71,12 +50,11 @@ void bind_model(nb::module_& module) {
           [](BoundModel* self, const ProgramBuilder& program, Bytes weights, std::shared_ptr<ThreadPool> pool,
              const std::string& instruction_set) {
             if (reinterpret_cast<uintptr_t>(weights.data()) % 64) throw std::invalid_argument("weights must be 64-byte aligned");
-            new (self) BoundModel{weights, Model(program.bind(weights.data(), weights.size()), std::move(pool),
-                                                 kernels_for(instruction_set))};
+            new (self) BoundModel(program, weights, std::move(pool), kernels_for(instruction_set));
           },
           nb::arg("program"), nb::arg("weights"), nb::arg("pool"), nb::arg("instruction_set"))
       .def(
-          "kv_block_bytes", [](const BoundModel& self, const std::string& format) { return self.model.block_bytes(kv_format(format)); },
+          "kv_block_bytes", [](BoundModel& self, const std::string& format) { return self.model().block_bytes(kv_format(format)); },
           nb::arg("kv_format"), "Bytes of one block of 32 tokens over all layers.")
       .def(
           "allocate_kv",
@@ -84,9 +62,9 @@ void bind_model(nb::module_& module) {
             if (block_count < 1) throw std::invalid_argument("block_count must be at least 1");
             const int which = kv_format(format);
             if (which == kKvInt8 || which == kKvInt4) {
-              self.model.allocate_narrow(which, block_count);
+              self.model().allocate_narrow(which, block_count);
             } else {
-              self.model.allocate_kv(which, block_count);
+              self.model().allocate_kv(which, block_count);
             }
           },
           nb::arg("block_count"), nb::arg("kv_format"), "Makes a pool of blocks; f32 or bf16 is the hot one.")
@@ -95,7 +73,7 @@ void bind_model(nb::module_& module) {
           [](BoundModel& self, Int32Table pairs) {
             if (pairs.size() && pairs.shape(1) != 2) throw std::invalid_argument("pairs must be [n, 2]");
             nb::gil_scoped_release release;
-            for (size_t i = 0; i < pairs.shape(0); i++) self.model.copy_block(pairs.data()[2 * i], pairs.data()[2 * i + 1]);
+            for (size_t i = 0; i < pairs.shape(0); i++) self.model().copy_block(pairs.data()[2 * i], pairs.data()[2 * i + 1]);
           },
           nb::arg("pairs"), "Copies whole hot blocks (source, target), in order.")
       .def(
@@ -105,10 +83,25 @@ void bind_model(nb::module_& module) {
             const int which = kv_format(format);
             nb::gil_scoped_release release;
             for (size_t i = 0; i < pairs.shape(0); i++) {
-              self.model.narrow_block(pairs.data()[2 * i], which, pairs.data()[2 * i + 1]);
+              self.model().narrow_block(pairs.data()[2 * i], which, pairs.data()[2 * i + 1]);
             }
           },
           nb::arg("pairs"), nb::arg("kv_format"), "Rewrites full hot blocks (source, target) as int8 or int4.")
+      .def(
+          "step",
+          [](BoundModel& self, Int32s token_ids, Int32s positions, Int32s query_starts, Int32s context_lengths,
+             Int32Table block_tables, Int32s rows, nb::list samplers, Int32s output_positions, nb::list scored) {
+            return self.step(make_inputs(token_ids, positions, query_starts, context_lengths, block_tables), rows,
+                             samplers, output_positions, scored);
+          },
+          nb::arg("token_ids"), nb::arg("positions"), nb::arg("query_starts"), nb::arg("context_lengths"),
+          nb::arg("block_tables"), nb::arg("rows"), nb::arg("samplers"), nb::arg("output_positions"), nb::arg("scored"),
+          R"(Computes a step and samples after flattened rows `rows` [R].
+
+`samplers` [R] holds a Sampler, or None for the argmax; `scored` holds (first row, targets int32 [n], alternatives).
+Returns (token ids int32 [R], -1 where logits were not finite; per row scores or None; per scored part scores). Scores
+are (log probabilities, ranks, alternatives' ids, their log probabilities). Raises ValueError, before anything is
+computed, where the inputs contradict each other or the model.)")
       .def("logits", &logits, nb::arg("token_ids"), nb::arg("positions"), nb::arg("query_starts"),
            nb::arg("context_lengths"), nb::arg("block_tables"), nb::arg("rows"),
            "Computes a step and returns the logits [R, V] after flattened rows `rows`.");

@@ -1,0 +1,149 @@
+#include "services/executor/native/step_binding.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace nb = nanobind;
+
+namespace quire {
+
+StepInputs make_inputs(const Int32s& token_ids, const Int32s& positions, const Int32s& query_starts,
+                       const Int32s& context_lengths, const Int32Table& block_tables) {
+  StepInputs inputs;
+  inputs.token_ids = {token_ids.data(), token_ids.size()};
+  inputs.positions = {positions.data(), positions.size()};
+  inputs.query_starts = {query_starts.data(), query_starts.size()};
+  inputs.context_lengths = {context_lengths.data(), context_lengths.size()};
+  inputs.block_tables = {block_tables.data(), block_tables.size()};
+  inputs.table_width = int(block_tables.shape(1));
+  return inputs;
+}
+
+BoundModel::BoundModel(const ProgramBuilder& program, Bytes weights, std::shared_ptr<ThreadPool> pool,
+                       const KernelTable& kernels)
+    : weights_(weights), model_(program.bind(weights.data(), weights.size()), std::move(pool), kernels) {
+  const size_t bytes = sampler_scratch_floats(model_.shape().vocab_size) * sizeof(float);
+  for (int i = 0; i < model_.threads(); i++) scratch_.emplace_back(bytes);
+}
+
+int BoundModel::want_scores(int count) {
+  Scores scores;
+  scores.first = top_ids_.size();
+  scores.count = std::min(count, model_.shape().vocab_size);
+  top_ids_.resize(scores.first + size_t(scores.count));
+  top_logprobs_.resize(top_ids_.size());
+  scores_.push_back(scores);
+  return int(scores_.size()) - 1;
+}
+
+void BoundModel::collect_samples(const Int32s& rows, const nb::list& samplers, const Int32s& output_positions) {
+  if (samplers.size() != rows.size() || output_positions.size() != rows.size()) {
+    throw std::invalid_argument("rows, samplers and output_positions differ in length");
+  }
+  for (size_t i = 0; i < rows.size(); i++) {
+    Task task;
+    if (output_positions.data()[i] < 0) throw std::invalid_argument("an output position is negative");
+    task.output_position = uint32_t(output_positions.data()[i]);
+    const nb::handle sampler = samplers[i];
+    if (!sampler.is_none()) {
+      task.sampler = nb::cast<const Sampler*>(sampler);
+      if (task.sampler->vocab_size() != model_.shape().vocab_size) {
+        throw std::invalid_argument("a sampler was made for another vocabulary");
+      }
+      if (task.sampler->logprob_count() >= 0) task.scores = want_scores(task.sampler->logprob_count());
+    }
+    wanted_.push_back({rows.data()[i], task.sampler != nullptr});
+    tasks_.push_back(task);
+  }
+}
+
+void BoundModel::collect_scored(const nb::list& scored) {
+  for (nb::handle item : scored) {
+    const auto part = nb::cast<nb::tuple>(item);
+    const int first = nb::cast<int>(part[0]), count = nb::cast<int>(part[2]);
+    const auto targets = nb::cast<Int32s>(part[1]);
+    if (count < 0) throw std::invalid_argument("a count of alternatives is negative");
+    for (size_t i = 0; i < targets.size(); i++) {
+      Task task;
+      task.target = targets.data()[i];
+      if (task.target < 0 || task.target >= model_.shape().vocab_size) {
+        throw std::invalid_argument("target " + std::to_string(task.target) + " is not in the vocabulary");
+      }
+      task.scores = want_scores(count);
+      wanted_.push_back({first + int(i), true});
+      tasks_.push_back(task);
+    }
+  }
+}
+
+void BoundModel::finish(Task& task, const float* logits, int32_t argmax, int thread) {
+  const int vocab = model_.shape().vocab_size;
+  const SamplerScratch scratch =
+      sampler_scratch(reinterpret_cast<float*>(scratch_[size_t(thread)].data()), vocab);
+  if (task.sampler) {
+    task.token = model_.kernels().draw(logits, vocab, task.sampler->rule(), task.sampler->history(),
+                                       task.output_position, nullptr, scratch);
+  } else {
+    task.token = task.target >= 0 ? task.target : argmax;
+  }
+  if (task.scores >= 0 && task.token >= 0) {
+    Scores& found = scores_[size_t(task.scores)];
+    found.score = model_.kernels().score(logits, vocab, task.token, found.count, top_ids_.data() + found.first,
+                                         top_logprobs_.data() + found.first, scratch);
+  }
+}
+
+// Scores `first` .. + count as (chosen, ranks, top ids, top log probabilities).
+nb::object BoundModel::to_python(size_t first, size_t count) const {
+  nb::list chosen, ranks, ids, logprobs;
+  for (size_t i = first; i < first + count; i++) {
+    const Scores& found = scores_[i];
+    nb::list row_ids, row_logprobs;
+    for (int j = 0; j < found.count; j++) {
+      row_ids.append(top_ids_[found.first + size_t(j)]);
+      row_logprobs.append(top_logprobs_[found.first + size_t(j)]);
+    }
+    chosen.append(found.score.logprob);
+    ranks.append(found.score.rank);
+    ids.append(row_ids);
+    logprobs.append(row_logprobs);
+  }
+  return nb::make_tuple(chosen, ranks, ids, logprobs);
+}
+
+nb::tuple BoundModel::step(const StepInputs& inputs, const Int32s& rows, const nb::list& samplers,
+                           const Int32s& output_positions, const nb::list& scored) {
+  wanted_.clear();
+  tasks_.clear();
+  scores_.clear();
+  top_ids_.clear();
+  top_logprobs_.clear();
+  collect_samples(rows, samplers, output_positions);
+  const size_t sampled = tasks_.size();
+  collect_scored(scored);
+  {
+    nb::gil_scoped_release release;
+    model_.step(inputs, wanted_, [this](int row, float* logits, int32_t argmax, int thread) {
+      finish(tasks_[size_t(row)], logits, argmax, thread);
+    });
+  }
+  auto* tokens = new int32_t[std::max<size_t>(1, sampled)];
+  nb::capsule owner(tokens, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
+  nb::list row_scores, prompt_scores;
+  for (size_t i = 0; i < sampled; i++) {
+    tokens[i] = tasks_[i].token;
+    const bool has_scores = tasks_[i].scores >= 0 && tasks_[i].token >= 0;
+    row_scores.append(has_scores ? to_python(size_t(tasks_[i].scores), 1) : nb::none());
+  }
+  size_t next = sampled;
+  for (nb::handle item : scored) {
+    const size_t count = nb::cast<Int32s>(nb::cast<nb::tuple>(item)[1]).size();
+    prompt_scores.append(to_python(count ? size_t(tasks_[next].scores) : 0, count));
+    next += count;
+  }
+  return nb::make_tuple(nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>(tokens, {sampled}, owner), row_scores,
+                        prompt_scores);
+}
+
+}  // namespace quire
