@@ -9,8 +9,10 @@ from pydantic import Field, field_validator, model_validator
 from services.common.settings import ServiceSettings
 from services.executor.capacity import parse_bytes
 
-BackendName = Literal["auto", "torch"]
+BackendName = Literal["auto", "cpu", "torch"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
+KvFormatName = Literal["auto", "fp32", "bf16"]
+InstructionSet = Literal["auto", "portable", "avx2", "avx512", "avx512_vnni"]
 
 
 class ExecutorSettings(ServiceSettings):
@@ -21,8 +23,12 @@ class ExecutorSettings(ServiceSettings):
     kvmanager: str = Field("127.0.0.1:50053", description="the kvmanager's address; empty reports to none")
     model: str | None = Field(None, description="folder, .gguf file, hub id or catalogue entry; absent waits for one")
     model_name: str | None = Field(None, description="the name that clients ask for; absent takes it from the model")
-    backend: BackendName = Field("auto", description="what computes; auto takes the best for this machine")
-    dtype: Dtype = Field("auto", description="number format of weights and KV; auto takes the backend's best")
+    backend: BackendName = Field("auto", description="what computes; auto takes the best for this machine and model")
+    dtype: Dtype = Field("auto", description="number format of weights; auto takes the backend's best for the file")
+    kv_format: KvFormatName = Field("auto", description="number format of keys and values; auto follows the weights")
+    instruction_set: InstructionSet = Field(
+        "auto", description="what the cpu backend is to use of this CPU; auto takes the best"
+    )
     threads: int = Field(0, ge=0, description="compute threads; 0 takes one per CPU that the process may use")
     context_length: int | None = Field(None, ge=2, description="most tokens of prompt plus output; absent: the model's")
     kv_memory: str = Field("auto", description='"auto" (a quarter of the free memory at most) or a size like "2GiB"')

@@ -1,0 +1,139 @@
+"""The cpu backend: one native call per step, without the GIL.
+
+A token's logits depend on its own sequence alone, bit for bit: neither on neighbours nor on chunks, threads, cached
+prefixes or preemption.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels import _native
+from services.executor.backends.base import (
+    KvShape,
+    Sampled,
+    StepInputs,
+    StepOutputs,
+    TokenScores,
+)
+from services.executor.backends.cpu.formats import FORMATS
+from services.executor.backends.cpu.load_packed import load_packed
+from services.executor.backends.cpu.packed_file import VERSION as PACKING_VERSION
+from services.executor.backends.cpu.packed_weights import PackedWeights
+from services.executor.backends.cpu.program import build_program
+from services.executor.backends.cpu.samplers import sampler_of
+from services.executor.backends.cpu.support import BLOCK_SIZE
+from services.executor.models.checkpoint import with_context_length
+from services.executor.models.spec import ModelSpec
+from services.executor.models.weights import Checkpoint, load_failed
+
+NATIVE_NAMES = {"fp32": "f32"}
+"""What the native code calls number formats where it differs."""
+
+_Scores = tuple[list[float], list[int], list[list[int]], list[list[float]]]
+"""Of TokenScores' fields, as the native code gives them."""
+
+_DTYPES = {"f32": "fp32", "bf16": "bf16", "q8": "q8_0", "q4g32": "q4_0", "q4mg32": "q4_1"}
+"""Names of packed formats that people know otherwise."""
+
+
+class CpuBackend:
+    """A model in native code. Not thread-safe."""
+
+    name = "cpu"
+
+    def __init__(
+        self, spec: ModelSpec, weights: PackedWeights, *, kv_format: str, instruction_set: str, threads: int
+    ) -> None:
+        """`kv_format` is fp32 or bf16. Raises MODEL_LOAD_FAILED where the kernels do not take the model."""
+        self.spec, self.weights, self.kv_format = spec, weights, kv_format
+        self.dtype = dtype_of(weights)
+        self.device = f"cpu {instruction_set}, {threads} thread{'s' if threads > 1 else ''}"
+        packed = f"{weights.formats} (packing {PACKING_VERSION})"
+        self.numerics = f"cpu {_native.VERSION} {instruction_set} {packed} kv {kv_format}"
+        pool = _native.ThreadPool(threads)
+        try:
+            self._model = _native.Model(build_program(spec, weights), weights.buffer, pool, instruction_set)
+        except ValueError as error:
+            raise load_failed(f"the cpu backend does not take this model: {error}") from error
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        dtype: str = "auto",
+        kv_format: str = "auto",
+        instruction_set: str = "auto",
+        context_length: int | None = None,
+        threads: int = 1,
+    ) -> CpuBackend:
+        """Packs the weights, or maps them where that was done before.
+
+        `dtype` is fp32, bf16 or auto (what the file holds, or the nearest to it), `kv_format` fp32, bf16 or auto (fp32
+        beside fp32 weights, else bf16), `instruction_set` one that this CPU has or auto (the best). Raises
+        MODEL_LOAD_FAILED, or INVALID_FIELD for a context length beyond the model's.
+        """
+        spec = with_context_length(checkpoint.spec, context_length)
+        weights = load_packed(checkpoint, NATIVE_NAMES.get(dtype, dtype), threads)
+        if kv_format == "auto":
+            kv_format = "fp32" if dtype_of(weights) == "fp32" else "bf16"
+        if instruction_set == "auto":
+            instruction_set = _native.instruction_sets()[-1]
+        return cls(spec, weights, kv_format=kv_format, instruction_set=instruction_set, threads=threads)
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        if block_size != BLOCK_SIZE:
+            raise ValueError(f"a block has {BLOCK_SIZE} slots, not {block_size}")
+        return self._model.kv_block_bytes(NATIVE_NAMES.get(self.kv_format, self.kv_format))
+
+    def allocate_kv(self, shape: KvShape) -> None:
+        self._model.allocate_kv(shape.block_count, NATIVE_NAMES.get(self.kv_format, self.kv_format))
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._model.copy_blocks(np.array(pairs, np.int32).reshape(-1, 2))
+
+    def step(self, inputs: StepInputs) -> StepOutputs:
+        samples = inputs.samples
+        token_ids, row_scores, prompt_scores = self._model.step(
+            inputs.token_ids,
+            inputs.positions,
+            inputs.query_starts,
+            inputs.context_lengths,
+            inputs.block_tables,
+            np.array([sample.row for sample in samples], np.int32),
+            [sampler_of(sample, self.spec.vocab_size) for sample in samples],
+            np.array([len(sample.output_ids) for sample in samples], np.int32),
+            [(part.first_row, np.array(part.targets, np.int32), part.count) for part in inputs.prompt_scores],
+        )
+        sampled = [_sampled(token, scores) for token, scores in zip(token_ids.tolist(), row_scores, strict=True)]
+        return StepOutputs(sampled, [TokenScores(*scores) for scores in prompt_scores])
+
+    def logits(self, inputs: StepInputs, rows: Sequence[int]) -> NDArray[np.float32]:
+        return self._model.logits(
+            inputs.token_ids,
+            inputs.positions,
+            inputs.query_starts,
+            inputs.context_lengths,
+            inputs.block_tables,
+            np.array(rows, np.int32),
+        )
+
+
+def dtype_of(weights: PackedWeights) -> str:
+    """The formats of the matrices, for people: the one with the most weights first."""
+    names = {number: name for name, number in FORMATS.items()}
+    sizes: Counter[str] = Counter()
+    for matrix in set(weights.matrices.values()):
+        sizes[names[matrix.format]] += matrix.rows * matrix.k
+    return "+".join(_DTYPES.get(name, name) for name, _ in sizes.most_common())
+
+
+def _sampled(token_id: int, scores: _Scores | None) -> Sampled | None:
+    if token_id < 0:
+        return None
+    return Sampled(token_id, None if scores is None else TokenScores(*scores))
