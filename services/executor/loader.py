@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from services.executor.admission import ModelLimits
 from services.executor.backends.base import Backend, KvShape
 from services.executor.capacity import KvDemand, kv_shape, parse_bytes
 from services.executor.memory import measure
-from services.executor.openmp import yield_soon
 from services.executor.settings import ExecutorSettings
 
 log = logging.getLogger("quire.executor")
@@ -68,38 +66,38 @@ def make_loader(settings: ExecutorSettings) -> Loader:
 
 
 def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
-    yield_soon()
-    # Imported here, in the loading thread: a port must be open long before torch is.
-    from services.executor.backends.torch_backend import TorchBackend
-    from services.executor.models.checkpoint import open_checkpoint
+    # Imported here, in the loading thread: a port must be open before all this is.
+    from services.executor.backends.choose import load_backend
     from services.executor.models.source import default_name, resolve
-    from services.executor.models.tokenizer_bundle import build_bundle
-    from services.executor.models.weights import expected_shapes, fingerprint
+    from services.executor.models.tokenizer_bundle import load_bundle
+    from services.executor.models.weights import expected_shapes
 
     started = time.monotonic()
     path: Path = resolve(source, None)
-    bundle = build_bundle(path)
-    threads = settings.threads or len(os.sched_getaffinity(0))
-    backend = TorchBackend.load(path, dtype=settings.dtype, threads=threads, context_length=settings.context_length)
-    model_fingerprint = fingerprint(open_checkpoint(path), backend.numerics)
-    shape = allocate(backend, settings)
+    bundle = load_bundle(path)
+    loaded = load_backend(path, settings)
+    shape = allocate(loaded.backend, settings, loaded.mapped_bytes)
     log.info("model loaded", extra={"source": source, "seconds": round(time.monotonic() - started, 2)})
     return LoadedModel(
         name=name or default_name(source) or source,
         source=source,
-        backend=backend,
+        backend=loaded.backend,
         shape=shape,
-        fingerprint=model_fingerprint,
+        fingerprint=loaded.fingerprint,
         tokenizer_bundle=bundle,
         tokenizer_fingerprint=hashlib.sha256(bundle).hexdigest(),
-        parameter_count=sum(math.prod(part) for part in expected_shapes(backend.spec).values()),
+        parameter_count=sum(math.prod(part) for part in expected_shapes(loaded.backend.spec).values()),
         loaded_at=int(time.time()),
     )
 
 
-def allocate(backend: Backend, settings: ExecutorSettings) -> KvShape:
-    """Sizes the pool by what is free now that the weights are in memory, and makes it."""
+def allocate(backend: Backend, settings: ExecutorSettings, mapped_bytes: int) -> KvShape:
+    """Sizes the pool by what is free now that the weights are in memory, and makes it.
+
+    Mapped weights lie in the page cache, which counts as free; but they are read in every step and must stay.
+    """
     memory = measure()
+    available = max(memory.available - mapped_bytes, 0)
     demand = KvDemand(
         block_size=settings.block_size,
         max_sequences=settings.max_sequences,
@@ -107,7 +105,7 @@ def allocate(backend: Backend, settings: ExecutorSettings) -> KvShape:
         memory=parse_bytes(settings.kv_memory),
         blocks=settings.kv_blocks,
     )
-    shape = kv_shape(demand, backend.kv_block_bytes(settings.block_size), memory.available)
+    shape = kv_shape(demand, backend.kv_block_bytes(settings.block_size), available)
     backend.allocate_kv(shape)
     log.info(
         "KV allocated",
@@ -115,7 +113,7 @@ def allocate(backend: Backend, settings: ExecutorSettings) -> KvShape:
             "blocks": shape.block_count,
             "tokens": shape.block_count * shape.block_size,
             "mib": shape.block_count * shape.block_bytes >> 20,
-            "free_mib": memory.available >> 20,
+            "free_mib": available >> 20,
             "bound_by": memory.bound,
             "nodes": memory.nodes,
         },

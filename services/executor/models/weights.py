@@ -8,7 +8,7 @@ are in the order of Hugging Face Llama, where a rotary pair is (i, i + head_size
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -117,10 +117,10 @@ def check_spec(spec: ModelSpec) -> ModelSpec:
     return spec
 
 
-def fingerprint(checkpoint: Checkpoint, numerics: str) -> str:
-    """Hex SHA-256 over the weight files, the spec and the backend's numerics, each part length-prefixed."""
+def fingerprint(digests: Iterable[bytes], spec: ModelSpec, numerics: str) -> str:
+    """Hex SHA-256 over the weight files' digests, the spec and the backend's numerics, each part length-prefixed."""
     digest = hashlib.sha256()
-    for part in (*map(file_digest, checkpoint.files()), repr(astuple(checkpoint.spec)).encode(), numerics.encode()):
+    for part in (*digests, repr(astuple(spec)).encode(), numerics.encode()):
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
 

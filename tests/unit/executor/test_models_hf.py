@@ -13,7 +13,7 @@ from services.executor.models.checkpoint import load_spec, open_checkpoint
 from services.executor.models.dequantize import to_float32
 from services.executor.models.hf import canonical_name
 from services.executor.models.spec import RopeScaling
-from services.executor.models.weights import expected_shapes, fingerprint
+from services.executor.models.weights import expected_shapes, file_digest, fingerprint
 from tests.fixtures.models import make_rand_model
 
 
@@ -187,15 +187,20 @@ def test_shards_outside_the_folder_are_refused(folder: Path) -> None:
 
 def test_fingerprints_see_weights_spec_and_numerics(folder: Path) -> None:
     """F2: other weights under the same name never share a fingerprint."""
-    seen = {fingerprint(open_checkpoint(folder), "a")}
-    assert fingerprint(open_checkpoint(folder), "a") in seen
-    seen.add(fingerprint(open_checkpoint(folder), "b"))
+
+    def found(numerics: str) -> str:
+        checkpoint = open_checkpoint(folder)
+        return fingerprint(map(file_digest, checkpoint.files()), checkpoint.spec, numerics)
+
+    seen = {found("a")}
+    assert found("a") in seen
+    seen.add(found("b"))
     edit(folder, rope_theta=5000.0)
-    seen.add(fingerprint(open_checkpoint(folder), "a"))
+    seen.add(found("a"))
     data = bytearray((folder / "model.safetensors").read_bytes())
     data[-1] ^= 1
     (folder / "model.safetensors").write_bytes(data)
-    seen.add(fingerprint(open_checkpoint(folder), "a"))
+    seen.add(found("a"))
     assert len(seen) == 4
     assert all(len(value) == 64 for value in seen)
 

@@ -1,0 +1,114 @@
+"""Which backend computes a model: the cpu backend where it can, else torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.executor.backends.base import Backend
+from services.executor.models.checkpoint import open_checkpoint
+from services.executor.models.weights import Checkpoint, file_digest, fingerprint, load_failed
+from services.executor.settings import ExecutorSettings
+
+log = logging.getLogger("quire.executor")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A backend with its weights, and what only loading knows."""
+
+    backend: Backend
+    fingerprint: str
+    mapped_bytes: int  # weights in the page cache, which the system counts as free memory
+
+
+def load_backend(path: Path, settings: ExecutorSettings) -> Loaded:
+    """Loads a model folder or .gguf file. Raises MODEL_LOAD_FAILED, and INVALID_FIELD for the context length."""
+    checkpoint = open_checkpoint(path)
+    threads = settings.threads or len(os.sched_getaffinity(0))
+    if not uses_cpu_backend(settings, _cpu_refusal, lambda: bool(cuda_devices()) and _torch_has_cuda()):
+        return _load_torch(path, checkpoint, settings, threads)
+    return _load_cpu(checkpoint, settings, threads)
+
+
+def uses_cpu_backend(
+    settings: ExecutorSettings, refusal: Callable[[ExecutorSettings], str | None], has_cuda: Callable[[], bool]
+) -> bool:
+    """Whether the cpu backend is to compute, else torch. `refusal` says why it cannot, `has_cuda` whether torch could
+    use a GPU; each is asked only where it matters. Raises MODEL_LOAD_FAILED for a wish that cannot be met.
+    """
+    if settings.backend == "torch":
+        if settings.instruction_set != "auto":
+            raise load_failed("instruction_set: the torch backend has none to choose from")
+        return False
+    asked_for = settings.backend == "cpu" or settings.instruction_set != "auto"
+    reason = refusal(settings)
+    if reason is not None and asked_for:
+        raise load_failed(f"the cpu backend cannot serve this: {reason}")
+    if reason is None and not asked_for and has_cuda():
+        reason = "there is a CUDA device"
+    if reason is not None:
+        log.warning("computing with torch, not with the cpu backend", extra={"because": reason})
+    return reason is None
+
+
+def cuda_devices(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> list[Path]:
+    """The CUDA devices that this process may use, found without torch."""
+    if environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return []
+    return sorted((root / "dev").glob("nvidia[0-9]*"))
+
+
+def _torch_has_cuda() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _cpu_refusal(settings: ExecutorSettings) -> str | None:
+    try:
+        from kernels import _native
+    except ImportError as error:
+        return f"the native kernels cannot be loaded ({error}); `make native` compiles them"
+    from services.executor.backends.cpu.support import refusal
+
+    return refusal(settings, _native.instruction_sets())
+
+
+def _load_cpu(checkpoint: Checkpoint, settings: ExecutorSettings, threads: int) -> Loaded:
+    from services.executor.backends.cpu.backend import CpuBackend
+
+    backend = CpuBackend.load(
+        checkpoint,
+        dtype=settings.dtype,
+        kv_format=settings.kv_format,
+        instruction_set=settings.instruction_set,
+        context_length=settings.context_length,
+        threads=threads,
+    )
+    weights = backend.weights
+    digests = map(bytes.fromhex, weights.source_digests)
+    return Loaded(backend, fingerprint(digests, checkpoint.spec, backend.numerics), weights.mapped_bytes)
+
+
+def _load_torch(path: Path, checkpoint: Checkpoint, settings: ExecutorSettings, threads: int) -> Loaded:
+    if importlib.util.find_spec("torch") is None:
+        raise load_failed("the torch backend needs PyTorch, which is not installed (pip install 'quire-llm[torch]')")
+    from services.executor.openmp import yield_soon
+
+    yield_soon()
+    from services.executor.backends.torch_backend import TorchBackend
+
+    backend = TorchBackend.load(path, dtype=settings.dtype, threads=threads, context_length=settings.context_length)
+    if settings.kv_format not in ("auto", backend.kv_format):
+        raise load_failed(
+            f"kv_format: the torch backend keeps keys and values as {backend.kv_format}, like its weights"
+        )
+    digests = map(file_digest, checkpoint.files())
+    return Loaded(backend, fingerprint(digests, checkpoint.spec, backend.numerics), 0)
