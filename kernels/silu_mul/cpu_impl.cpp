@@ -19,7 +19,9 @@ void silu_mul(const Activation& out, int forms, const float* first_panel, const 
         gate = add(gate, load(at));
         up = add(up, load(at + 16));
       }
-      const F one_plus = add(splat(1.0f), exp2(mul(gate, splat(-1.44269504f))));
+      // Bounded, for 2^x has no room for more; beyond it the quotient is nothing.
+      const F power = sub(zero(), max(mul(gate, splat(1.44269504f)), splat(-126.0f)));
+      const F one_plus = add(splat(1.0f), exp2(power));
       values[v] = mul(div(gate, one_plus), up);
     }
     store_group(out, forms, first + t, group, values);
