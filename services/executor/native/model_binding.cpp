@@ -1,3 +1,5 @@
+#include <nanobind/stl/optional.h>
+
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -25,8 +27,9 @@ int kv_format(const std::string& name) {
 
 nb::ndarray<nb::numpy, float, nb::ndim<2>> logits(BoundModel& self, Int32s token_ids, Int32s positions,
                                                   Int32s query_starts, Int32s context_lengths, Int32Table block_tables,
-                                                  Int32s rows) {
-  const StepInputs inputs = make_inputs(token_ids, positions, query_starts, context_lengths, block_tables);
+                                                  Int32s rows, const std::optional<ByteTable>& block_formats) {
+  const StepInputs inputs =
+      make_inputs(token_ids, positions, query_starts, context_lengths, block_tables, block_formats);
   const size_t vocab = size_t(self.model().shape().vocab_size), count = rows.size();
   std::vector<WantedRow> wanted;
   for (size_t i = 0; i < count; i++) wanted.push_back({rows.data()[i], true});
@@ -90,20 +93,26 @@ void bind_model(nb::module_& module) {
       .def(
           "step",
           [](BoundModel& self, Int32s token_ids, Int32s positions, Int32s query_starts, Int32s context_lengths,
-             Int32Table block_tables, Int32s rows, nb::list samplers, Int32s output_positions, nb::list scored) {
-            return self.step(make_inputs(token_ids, positions, query_starts, context_lengths, block_tables), rows,
-                             samplers, output_positions, scored);
+             Int32Table block_tables, Int32s rows, nb::list samplers, Int32s output_positions, nb::list scored,
+             const std::optional<ByteTable>& block_formats) {
+            return self.step(
+                make_inputs(token_ids, positions, query_starts, context_lengths, block_tables, block_formats), rows,
+                samplers, output_positions, scored);
           },
           nb::arg("token_ids"), nb::arg("positions"), nb::arg("query_starts"), nb::arg("context_lengths"),
           nb::arg("block_tables"), nb::arg("rows"), nb::arg("samplers"), nb::arg("output_positions"), nb::arg("scored"),
+          nb::arg("block_formats") = nb::none(),
           R"(Computes a step and samples after flattened rows `rows` [R].
 
 `samplers` [R] holds a Sampler, or None for the argmax; `scored` holds (first row, targets int32 [n], alternatives).
+`block_formats` uint8 [S, W] says for each entry of block_tables which pool it is of: 0 f32, 1 bf16, 2 int8, 3 int4;
+None means the hot one. Blocks that the step writes are hot.
+
 Returns (token ids int32 [R], -1 where logits were not finite; per row scores or None; per scored part scores). Scores
 are (log probabilities, ranks, alternatives' ids, their log probabilities). Raises ValueError, before anything is
 computed, where the inputs contradict each other or the model.)")
       .def("logits", &logits, nb::arg("token_ids"), nb::arg("positions"), nb::arg("query_starts"),
-           nb::arg("context_lengths"), nb::arg("block_tables"), nb::arg("rows"),
+           nb::arg("context_lengths"), nb::arg("block_tables"), nb::arg("rows"), nb::arg("block_formats") = nb::none(),
            "Computes a step and returns the logits [R, V] after flattened rows `rows`.");
 }
 

@@ -9,7 +9,8 @@ namespace nb = nanobind;
 namespace quire {
 
 StepInputs make_inputs(const Int32s& token_ids, const Int32s& positions, const Int32s& query_starts,
-                       const Int32s& context_lengths, const Int32Table& block_tables) {
+                       const Int32s& context_lengths, const Int32Table& block_tables,
+                       const std::optional<ByteTable>& block_formats) {
   StepInputs inputs;
   inputs.token_ids = {token_ids.data(), token_ids.size()};
   inputs.positions = {positions.data(), positions.size()};
@@ -17,6 +18,12 @@ StepInputs make_inputs(const Int32s& token_ids, const Int32s& positions, const I
   inputs.context_lengths = {context_lengths.data(), context_lengths.size()};
   inputs.block_tables = {block_tables.data(), block_tables.size()};
   inputs.table_width = int(block_tables.shape(1));
+  if (block_formats) {
+    if (block_formats->shape(0) != block_tables.shape(0) || block_formats->shape(1) != block_tables.shape(1)) {
+      throw std::invalid_argument("block_formats and block_tables differ in shape");
+    }
+    inputs.block_formats = block_formats->data();
+  }
   return inputs;
 }
 

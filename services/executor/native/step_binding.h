@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "services/executor/native/bindings.h"
@@ -12,8 +13,12 @@
 
 namespace quire {
 
+using ByteTable = HostArray<const uint8_t, nanobind::ndim<2>>;
+
+// Throws std::invalid_argument where block_formats is not of the shape of block_tables.
 StepInputs make_inputs(const Int32s& token_ids, const Int32s& positions, const Int32s& query_starts,
-                       const Int32s& context_lengths, const Int32Table& block_tables);
+                       const Int32s& context_lengths, const Int32Table& block_tables,
+                       const std::optional<ByteTable>& block_formats);
 
 // A model with the weights that it reads and what sampling needs.
 class BoundModel {
