@@ -111,12 +111,7 @@ class Stack:
         held = [str(model)] * executors + [None] * spare_executors
         targets = []
         for index, source in enumerate(held):
-            settings: dict[str, object] = {
-                "kvmanager": manager.target,
-                "threads": 1,
-                "backend": "torch",
-                "dtype": "fp32",
-            }
+            settings: dict[str, object] = {"kvmanager": manager.target, "threads": 1, "dtype": "fp32"}
             settings |= {} if source is None else {"model": source, "model_name": name}
             settings |= {} if kv_blocks is None else {"kv_blocks": kv_blocks}
             label = "executor" if index == 0 else f"executor-{index + 1}"

@@ -80,7 +80,7 @@ async def check_all(truth: Truth) -> None:
             assert await ids_of(stack.gateway, requests) == truth.answers, f"in chunks of {chunk}"
 
 
-BLOCK = 8  # small, and little lookahead, so that sequences enter with few blocks and run out of them later
+BLOCK = 32
 
 
 def blocks_of(tokens: int) -> int:
@@ -91,8 +91,8 @@ async def check_preemption(truth: Truth, prompts: list[Ids], answers: list[list[
     """Case E1: six streams in a pool for two and a half."""
     longest = max(blocks_of(len(prompt) + truth.tokens) for prompt in prompts)
     requests = [greedy(prompt, truth.tokens) for prompt in prompts]
-    tight = {"executor": {"block_size": BLOCK}, "scheduler": {"lookahead_tokens": BLOCK}}
-    async with Stack(truth.model, kv_blocks=int(2.5 * longest), **tight) as stack:
+    # Little lookahead, so that sequences enter with few blocks and run out of them later.
+    async with Stack(truth.model, kv_blocks=int(2.5 * longest), scheduler={"lookahead_tokens": BLOCK}) as stack:
         assert await ids_of(stack.gateway, requests) == answers
         # The same once more with seeds, against a run alone.
         draws = [seeded(prompt, truth.tokens, 40 + i, choice_count=1) for i, prompt in enumerate(prompts)]
