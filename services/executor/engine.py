@@ -69,10 +69,13 @@ class Engine:
         self._link.start(self._registration)
 
     async def stop(self) -> None:
-        """Ends the stream, the link and, after its present step, the thread."""
+        """Ends the stream, the link and, after its present step, the thread; lets go of the model."""
         self._end_session(QuireError(Reason.DRAINING, "the executor is stopping"))
         await self._link.stop()
         await asyncio.to_thread(self.worker.stop, STOP_SECONDS)
+        self.model = None
+        if not self.worker.alive:
+            self.worker.steps.backend = None
 
     @property
     def description(self) -> types_pb2.ExecutorDescription:
