@@ -90,8 +90,8 @@ def main() -> int:
     blocks = max(batches) * -(-(args.prompt + args.output) // 32)
     with tempfile.TemporaryDirectory() as scratch:
         folder = dequantized_folder(args.model, Path(scratch), dtype)
-        wanted = {"model": str(folder), "dtype": args.dtype, "threads": args.threads, "kv_blocks": blocks}
-        ours = make_loader(ExecutorSettings.model_validate(wanted))("", str(folder))
+        wanted = {"model": str(folder), "backend": "torch", "dtype": args.dtype, "threads": args.threads}
+        ours = make_loader(ExecutorSettings.model_validate(wanted | {"kv_blocks": blocks}))("", str(folder))
         peer = Peer(folder, dtype)
     limits = StepLimits(max(batches), 512)
     points = []
