@@ -16,7 +16,7 @@ Both load the model into this process; no service is needed. `quire eval KIND --
 
 examples:
   quire eval perplexity --text book.txt --tokens 20000
-  quire eval agreement --dtype bf16 --against-dtype fp32 --json"""
+  quire eval agreement --backend cpu --against-backend torch --json"""
 
 
 def run(argv: Sequence[str]) -> int:

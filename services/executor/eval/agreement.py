@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -17,9 +18,12 @@ from services.executor.eval.measures import Agreement, Distance, distance, summa
 from services.executor.eval.options import (
     BACKENDS,
     DTYPES,
+    INSTRUCTION_SETS,
+    KV_FORMATS,
     Choice,
     Frame,
     base_parser,
+    candidate_choice,
     describe,
     errors_told,
     find_frame,
@@ -37,17 +41,16 @@ DRAWN_TOKENS = 4000
 
 DESCRIPTION = f"""Compares a model's predictions with those of a reference, token by token.
 
---model, --backend and --dtype name the candidate; --against-model, --against-backend and --against-dtype the reference,
-which takes what is not given from the candidate. Both compute the same windows of the same tokens, as
-`quire eval perplexity --help` describes them. Without --text the reference writes the text itself, {DRAWN_TOKENS:,}
-tokens at temperature 1 from fixed seeds.
+The plain flags name the candidate, those that begin with --against the reference, which takes what is not given from
+the candidate. Both compute the same windows of the same tokens, as `quire eval perplexity --help` describes them.
+Without --text the reference writes the text itself, {DRAWN_TOKENS:,} tokens at temperature 1 from fixed seeds.
 
 top-1 agreement  share of positions where both find the same token likeliest
 KL               divergence of the candidate's next-token distribution from the reference's, KL(reference || candidate)
 logit error      |candidate - reference| / |reference| of the raw logits at a position, L2 norms"""
 
 EXAMPLES = """examples:
-  quire eval agreement --dtype bf16 --against-dtype fp32
+  quire eval agreement --backend cpu --against-backend torch --against-dtype fp32
   quire eval agreement --model model-q4.gguf --against-model ~/models/my-llama --text book.txt --tokens 20000 --json"""
 
 
@@ -56,22 +59,18 @@ def main(argv: Sequence[str]) -> int:
     parser = base_parser("agreement", DESCRIPTION, EXAMPLES)
     parser.add_argument("--against-model", metavar="MODEL", help="the reference's model")
     parser.add_argument("--against-backend", choices=BACKENDS, help="what computes the reference")
-    parser.add_argument("--against-dtype", choices=DTYPES, help="the reference's number format")
+    parser.add_argument("--against-dtype", choices=DTYPES, help="the reference's number format of weights")
+    parser.add_argument("--against-kv-format", choices=KV_FORMATS, help="its number format of keys and values")
+    parser.add_argument("--against-instruction-set", choices=INSTRUCTION_SETS, help="what it uses of this CPU")
     parser.add_argument("--text", metavar="FILE", help="a text, UTF-8, instead of the reference's own")
     parser.add_argument(
         "--tokens", type=token_count, metavar="N", help=f"only the first N tokens of the text (its own: {DRAWN_TOKENS})"
     )
     options = parser.parse_args(argv)
-    if not (options.against_model or options.against_backend or options.against_dtype):
-        parser.error("name the reference with --against-model, --against-backend or --against-dtype")
+    if not any(value for name, value in vars(options).items() if name.startswith("against_")):
+        parser.error("name the reference with --against-model, --against-backend or another --against flag")
     logs.configure("eval", "warning", "text")
-    wanted = Choice("--model", options.model, options.backend, options.dtype)
-    against = Choice(
-        "--against-model" if options.against_model else "--model",
-        options.against_model or options.model,
-        options.against_backend or options.backend,
-        options.against_dtype or options.dtype,
-    )
+    wanted, against = candidate_choice(options), _reference(options)
     with errors_told("agreement"):
         text = None if options.text is None else read_text(options.text)
         frame = find_frame([wanted, against], options.context, options.stride)
@@ -108,6 +107,20 @@ def measure(
                 parts.append(distance(wanted, found))
                 compared(len(wanted))
     return summarize_agreement(parts)
+
+
+def _reference(options: argparse.Namespace) -> Choice:
+    """The flags that begin with --against; what is not given is the candidate's, where the backend can have it."""
+    backend = options.against_backend or options.backend
+    inherited_set = "auto" if backend == "torch" else options.instruction_set
+    return Choice(
+        "--against-model" if options.against_model else "--model",
+        options.against_model or options.model,
+        backend,
+        options.against_dtype or options.dtype,
+        options.against_kv_format or options.kv_format,
+        options.against_instruction_set or inherited_set,
+    )
 
 
 def _check_vocabularies(reference: LoadedModel, candidate: LoadedModel) -> None:

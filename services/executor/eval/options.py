@@ -17,11 +17,12 @@ from services.executor.eval.compute import STEP_TOKENS
 from services.executor.loader import LoadedModel, make_loader
 from services.executor.models.checkpoint import load_spec
 from services.executor.models.source import resolve
-from services.executor.settings import BackendName, Dtype, ExecutorSettings
+from services.executor.settings import BackendName, Dtype, ExecutorSettings, InstructionSet, KvFormatName
 
 DEFAULT_CONTEXT = 512
 BLOCK_SIZE = 32
-BACKENDS, DTYPES = get_args(BackendName), get_args(Dtype)
+BACKENDS, DTYPES, KV_FORMATS = get_args(BackendName), get_args(Dtype), get_args(KvFormatName)
+INSTRUCTION_SETS = get_args(InstructionSet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Choice:
     model: str
     backend: str
     dtype: str
+    kv_format: str = "auto"
+    instruction_set: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,11 @@ def base_parser(kind: str, description: str, examples: str) -> argparse.Argument
     )
     parser.add_argument("--model", default="smollm2", help="folder, .gguf file, hub id or catalogue entry")
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="what computes")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number format")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number format of weights")
+    parser.add_argument("--kv-format", choices=KV_FORMATS, default="auto", help="number format of keys and values")
+    parser.add_argument(
+        "--instruction-set", choices=INSTRUCTION_SETS, default="auto", help="what the cpu backend uses of this CPU"
+    )
     parser.add_argument("--threads", type=_natural, default=0, metavar="N", help="compute threads; 0 takes one per CPU")
     parser.add_argument(
         "--context", type=_at_least_two, metavar="N", help=f"tokens per window (default: {DEFAULT_CONTEXT})"
@@ -63,6 +70,12 @@ def base_parser(kind: str, description: str, examples: str) -> argparse.Argument
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
     return parser
+
+
+def candidate_choice(options: argparse.Namespace) -> Choice:
+    """What the flags of `base_parser` choose."""
+    chosen = (options.model, options.backend, options.dtype, options.kv_format, options.instruction_set)
+    return Choice("--model", *chosen)
 
 
 def read_text(path: str) -> str:
@@ -94,6 +107,8 @@ def load(choice: Choice, threads: int, context: int, sequences: int = 1) -> Load
             "model": choice.model,
             "backend": choice.backend,
             "dtype": choice.dtype,
+            "kv_format": choice.kv_format,
+            "instruction_set": choice.instruction_set,
             "threads": threads,
             "block_size": BLOCK_SIZE,
             "kv_blocks": sequences * -(-context // BLOCK_SIZE),
@@ -109,12 +124,18 @@ def load(choice: Choice, threads: int, context: int, sequences: int = 1) -> Load
 def describe(model: LoadedModel) -> dict[str, str]:
     """What computed, for reports."""
     backend = model.backend
-    return {"model": model.name, "backend": backend.name, "dtype": backend.dtype, "device": backend.device}
+    return {
+        "model": model.name,
+        "backend": backend.name,
+        "dtype": backend.dtype,
+        "kv_format": backend.kv_format,
+        "device": backend.device,
+    }
 
 
 def model_line(model: LoadedModel) -> str:
     """The same for people."""
-    return "{model}  {backend} {dtype}  {device}".format_map(describe(model))
+    return "{model}  {backend} {dtype}, KV {kv_format}  {device}".format_map(describe(model))
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from services.common import log as logs
 from services.executor.eval.compute import scored_logits
 from services.executor.eval.measures import Fit, log_likelihoods, summarize_fit
 from services.executor.eval.options import (
-    Choice,
     Frame,
     base_parser,
+    candidate_choice,
     describe,
     errors_told,
     find_frame,
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     logs.configure("eval", "warning", "text")
     with errors_told("perplexity"):
         text = read_text(options.text)
-        choice = Choice("--model", options.model, options.backend, options.dtype)
+        choice = candidate_choice(options)
         frame = find_frame([choice], options.context, options.stride)
         model = load(choice, options.threads, frame.context)
         passage = tokenize(text, model, options.tokens)

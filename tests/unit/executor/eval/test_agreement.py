@@ -20,7 +20,7 @@ from tests.fixtures.vocabularies import BOS_ID, byte_level
 from tests.unit.executor.eval.conftest import COMMON, Evaluate, expected_logits
 
 TEXT = "The quick brown fox jumps over the lazy dog, twice. " * 3
-SIDE = ["model", "backend", "dtype", "device"]
+SIDE = ["model", "backend", "dtype", "kv_format", "device"]
 FIELDS = ["reference", "candidate", "text", "context", "stride", "positions", "top1_agreement"]
 FIELDS += ["kl_mean", "kl_p99", "logit_error_median", "logit_error_max"]
 
@@ -84,6 +84,18 @@ def test_dtypes_differ_a_little_on_text_that_the_reference_writes(tmp_path: Path
     assert 0 < report["logit_error_median"] < report["logit_error_max"] < 0.2
 
 
+def test_the_cpu_backend_against_torch(tmp_path: Path, text: Path, evaluate: Evaluate) -> None:
+    """Torch takes all but the instruction set from the candidate."""
+    path = make_rand_model(tmp_path / "model")
+    flags = ["--backend", "cpu", "--instruction-set", "portable", "--dtype", "fp32", "--against-backend", "torch"]
+    report = evaluate("agreement", "--model", path, *flags, "--text", text, "--tokens", "60")
+    assert [report[side]["backend"] for side in ("reference", "candidate")] == ["torch", "cpu"]
+    assert report["reference"]["dtype"] == report["candidate"]["dtype"] == "fp32"
+    assert "portable" in report["candidate"]["device"]
+    assert report["top1_agreement"] > 0.97
+    assert report["kl_mean"] < 1e-3
+
+
 def test_drawn_text_is_the_models_own(tmp_path: Path) -> None:
     """Each token is what the sampling rules draw from the logits of a whole pass."""
     path = make_rand_model(tmp_path)
@@ -109,8 +121,8 @@ def test_what_is_printed(tmp_path: Path, text: Path, capsys: pytest.CaptureFixtu
     report = json.loads(capsys.readouterr().out)
     assert cli.main(flags) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("reference  model  torch fp32")
-    assert lines[1].startswith("candidate  model  torch bf16")
+    assert lines[0].startswith("reference  model  torch fp32, KV fp32")
+    assert lines[1].startswith("candidate  model  torch bf16, KV bf16")
     assert lines[2] == f"{report['positions']} positions"
     assert f"{report['top1_agreement']:.2%}" in lines[3]
     assert f"{report['kl_mean']:.3e} mean" in lines[4]
@@ -141,10 +153,15 @@ def test_models_that_read_the_text_otherwise_are_refused(
 @pytest.mark.parametrize(
     ("flags", "status", "said"),
     [
-        ([], 2, "error: name the reference with --against-model, --against-backend or --against-dtype"),
+        (
+            [],
+            2,
+            "error: name the reference with --against-model, --against-backend or another --against flag",
+        ),
         (["--against-model", "absent"], 1, "--against-model: no model 'absent'"),
         (["--against-backend", "abacus"], 2, "error: argument --against-backend: invalid choice: 'abacus'"),
         (["--against-dtype", "fp13"], 2, "error: argument --against-dtype: invalid choice: 'fp13'"),
+        (["--against-kv-format", "fp13"], 2, "error: argument --against-kv-format: invalid choice: 'fp13'"),
         (["--against-dtype", "fp32", "--text", "absent.txt"], 2, "--text: absent.txt: No such file or directory"),
         (["--against-model", "./short", "--context", "65"], 2, "--context: 65 is beyond the 64 tokens"),
     ],

@@ -20,6 +20,7 @@ FIELDS = [
     ("model", str),
     ("backend", str),
     ("dtype", str),
+    ("kv_format", str),
     ("device", str),
     ("text", str),
     ("context", int),
@@ -122,6 +123,9 @@ def test_what_is_printed(tmp_path: Path, text: Path, capsys: pytest.CaptureFixtu
         (["--threads", "-1"], 2, "argument --threads: -1 is less than 0"),
         (["--backend", "abacus"], 2, "argument --backend: invalid choice: 'abacus'"),
         (["--dtype", "fp13"], 2, "argument --dtype: invalid choice: 'fp13'"),
+        (["--kv-format", "fp13"], 2, "argument --kv-format: invalid choice: 'fp13'"),
+        (["--dtype", "bf16", "--kv-format", "fp32"], 1, "--model: kv_format: the torch backend"),
+        (["--instruction-set", "avx2"], 1, "--model: instruction_set: the torch backend has none to choose from"),
         (["--tempo", "3"], 2, "unrecognized arguments: --tempo 3"),
     ],
 )
