@@ -11,8 +11,9 @@ PIP_FLAGS := --disable-pip-version-check -qq
 UP ?=
 TESTS ?=
 BENCH ?= engine
+PEERS ?=
 
-.PHONY: help setup native up down test test-full lint protos bench lock system-tools
+.PHONY: help setup native up down test test-full lint protos bench bench-peers lock system-tools
 
 help: ## shows this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | column -t -s "$$(printf '\t')"
@@ -60,6 +61,9 @@ protos: $(STAMP) ## generates quire/v1 from protos/
 
 bench: setup ## measures the engine (BENCH="serve --concurrency 8" for the whole stack)
 	$(BIN)/quire bench $(BENCH)
+
+bench-peers: setup ## measures Quire beside llama.cpp, OpenVINO and vLLM, which it installs first (PEERS="--help" lists options)
+	$(BIN)/python -m benchmarks.peers $(PEERS)
 
 lock: $(STAMP) ## writes the lock files anew from pyproject.toml (LOCK=--upgrade for new versions)
 	$(BIN)/python tools/lock.py $(LOCK)
