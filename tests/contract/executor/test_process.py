@@ -65,6 +65,14 @@ def test_k4_a_failing_model_path_exits_with_a_clear_line(start):
     assert any("cannot serve /nowhere/model" in line for line in errors.splitlines())
 
 
+def test_what_the_backend_cannot_do_exits_with_a_clear_line(start, tmp_path):
+    path = make_rand_model(tmp_path / "model", 1)
+    process, _ = start("--model", str(path), "--backend", "cpu", "--block-size", "16")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert any("the cpu backend cannot serve this: block_size" in line for line in errors.splitlines())
+
+
 def test_empty_executor_is_up_without_torch_and_stops_quickly(start):
     process, listen = start()
     wait_for(listen, "liveness", SERVING)
