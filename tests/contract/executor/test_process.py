@@ -50,9 +50,10 @@ def wait_for(listen, service, status):
     raise AssertionError(f"{service!r} did not become {status}")
 
 
-def test_serves_after_warm_up_and_stops_on_a_signal(start, tmp_path):
+@pytest.mark.parametrize("backend", ["auto", "cpu", "torch"])
+def test_serves_after_warm_up_and_stops_on_a_signal(start, tmp_path, backend):
     path = make_rand_model(tmp_path / "model", 1)
-    process, listen = start("--model", str(path), "--threads", "1", "--kv-blocks", "16")
+    process, listen = start("--model", str(path), "--backend", backend, "--threads", "1", "--kv-blocks", "16")
     wait_for(listen, "", SERVING)
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
