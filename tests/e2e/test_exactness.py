@@ -81,6 +81,7 @@ async def check_all(truth: Truth) -> None:
 
 
 BLOCK = 32
+LOOKAHEAD = 8  # little, so that sequences enter with few blocks and run out of them later
 
 
 def blocks_of(tokens: int) -> int:
@@ -91,8 +92,7 @@ async def check_preemption(truth: Truth, prompts: list[Ids], answers: list[list[
     """Case E1: six streams in a pool for two and a half."""
     longest = max(blocks_of(len(prompt) + truth.tokens) for prompt in prompts)
     requests = [greedy(prompt, truth.tokens) for prompt in prompts]
-    # Little lookahead, so that sequences enter with few blocks and run out of them later.
-    async with Stack(truth.model, kv_blocks=int(2.5 * longest), scheduler={"lookahead_tokens": BLOCK}) as stack:
+    async with Stack(truth.model, kv_blocks=int(2.5 * longest), scheduler={"lookahead_tokens": LOOKAHEAD}) as stack:
         assert await ids_of(stack.gateway, requests) == answers
         # The same once more with seeds, against a run alone.
         draws = [seeded(prompt, truth.tokens, 40 + i, choice_count=1) for i, prompt in enumerate(prompts)]
