@@ -2,14 +2,19 @@
 # The three light services carry no torch. All run as user quire (uid 10001); models are cached in /models.
 
 FROM python:3.12-slim-bookworm AS build
+# The compiler stays in this stage. Its version is the base image's.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
-COPY tools/build_protos.py tools/
+COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
+COPY tools tools
 COPY protos protos
 COPY kernels kernels
 COPY services services
 COPY quire quire
-# The build's own requirements are pinned in pyproject.toml; it generates the code from protos/.
+# The build's own requirements are pinned in pyproject.toml; it generates the code from protos/ and compiles the kernels.
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim-bookworm AS base

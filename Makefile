@@ -13,7 +13,7 @@ TESTS ?=
 BENCH ?= engine
 PEERS ?=
 
-.PHONY: help setup native up down test test-full lint protos bench bench-peers lock system-tools
+.PHONY: help setup native up down test test-full test-native lint format protos bench bench-peers lock system-tools
 
 help: ## shows this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | column -t -s "$$(printf '\t')"
@@ -48,8 +48,15 @@ test: lint system-tools ## sets up, checks style and types, runs the tests
 test-full: lint system-tools ## the same in the sizes that the project promises; takes much longer
 	$(BIN)/python -m pytest $(TESTS)
 
-lint: setup ## style, types, protos, Dockerfile, file sizes
+test-native: setup ## tests native code with sanitizers, and its AVX-512 kernels on any x86 machine (TESTS="paths")
+	$(BIN)/python tools/test_native.py $(TESTS)
+
+lint: setup ## style, types, protos, Dockerfile, file sizes, symbols of native code
 	@$(BIN)/python tools/lint.py
+
+format: setup ## formats Python and C++
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/clang-format -i $$(git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
 system-tools: # docker-compose, from the system's packages, where we may install it; its test is skipped elsewhere
 	@command -v docker-compose >/dev/null || ! command -v apt-get >/dev/null || [ "$$(id -u)" != 0 ] \

@@ -61,4 +61,7 @@ def build(variant: str = "native") -> None:
 
 
 if __name__ == "__main__":
-    build(*sys.argv[1:])
+    try:
+        build(*sys.argv[1:])
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)

@@ -59,6 +59,13 @@ def check_breaking() -> str:
     return ""
 
 
+def check_clang_format() -> str:
+    sources = [path for path in tracked() if path.suffix in {".cpp", ".h"}]
+    complaints = run(BIN / "clang-format", "--dry-run", "--Werror", *sources)
+    files = sorted({str(path) for path in sources if f"{path}:" in complaints})
+    return f"{' '.join(files)}: run `make format`" if files else complaints
+
+
 def check_line_cap() -> str:
     problems = []
     for path in tracked():
@@ -84,6 +91,8 @@ def check_foreign_paths() -> str:
 CHECKS: dict[str, Callable[[], str]] = {
     "ruff-format": lambda: run(BIN / "ruff", "format", "--check", "."),
     "ruff-check": lambda: run(BIN / "ruff", "check", "."),
+    "clang-format": check_clang_format,
+    "isa-symbols": lambda: run(sys.executable, "tools/isa_symbols.py"),
     "stubs": lambda: run(sys.executable, "tools/build_protos.py", "--check"),
     "mypy": lambda: run(BIN / "mypy"),
     "buf-lint": lambda: run(BIN / "buf", "lint", "protos"),

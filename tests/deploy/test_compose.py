@@ -74,6 +74,17 @@ def test_light_targets_have_no_torch() -> None:
         assert "pip install" not in stage(role)
 
 
+def test_the_build_has_what_it_copies() -> None:
+    sent = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.M)
+    copied = [name for names in re.findall(r"^COPY (?!--)(.*) \S+$", DOCKERFILE, re.M) for name in names.split()]
+    assert sorted(sent) == sorted(copied)
+    assert all((ROOT / name).exists() for name in sent)
+
+
+def test_images_have_no_compiler() -> None:
+    assert re.findall(r"^FROM \S+ AS (\S+)\n(?:(?!^FROM ).*\n)*?.*apt-get install", DOCKERFILE, re.M) == ["build"]
+
+
 def test_base_images_are_pinned() -> None:
     stages = set(re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.M))
     images = [i for i in re.findall(r"^FROM (\S+)", DOCKERFILE, re.M) if i not in stages]
