@@ -44,19 +44,16 @@ def build(variant: str = "native") -> None:
         "Python_EXECUTABLE": sys.executable,
     }
     cmake = program("cmake")
-    configure = [
-        cmake,
-        "-G",
-        "Ninja",
-        "-S",
-        ROOT,
-        "-B",
-        folder,
-        *(f"-D{key}={value}" for key, value in options.items()),
-    ]
+    defined = [f"-D{key}={value}" for key, value in options.items()]
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two builds in one folder would spoil each other
-        subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+        try:
+            subprocess.run(
+                [cmake, "-GNinja", f"-S{ROOT}", f"-B{folder}", *defined], check=True, stdout=subprocess.DEVNULL
+            )
+        except subprocess.CalledProcessError:
+            (folder / "CMakeCache.txt").unlink(missing_ok=True)  # else the next try has the same compiler
+            raise
         subprocess.run([cmake, "--build", folder, "--", "--quiet"], check=True)
 
 
