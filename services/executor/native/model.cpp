@@ -21,6 +21,21 @@ void check_matrix(const Matrix& matrix, int rows, int k, const std::string& name
   if (k % group_size(matrix.format) != 0) refuse(name + ": " + std::to_string(k) + " columns are no whole groups");
 }
 
+// Embedding, five operations a layer, head; and a norm before each operation that reads the residual stream.
+void check_order(const Program& program) {
+  constexpr OpKind kLayer[] = {OpKind::kQkv, OpKind::kAttention, OpKind::kAttentionOutput, OpKind::kGateUp,
+                               OpKind::kDown};
+  const size_t count = program.ops.size();
+  bool fits = count == size_t(program.shape.layers) * 5 + 2;
+  for (size_t i = 0; i < count && fits; i++) {
+    const Op& op = program.ops[i];
+    fits = op.kind == (i == 0 ? OpKind::kEmbed : i + 1 == count ? OpKind::kHead : kLayer[(i - 1) % 5]);
+    const bool reads_stream = op.kind == OpKind::kQkv || op.kind == OpKind::kGateUp || op.kind == OpKind::kHead;
+    if (reads_stream && !op.norm) refuse("layer " + std::to_string(op.layer) + ": a norm is missing");
+  }
+  if (!fits) refuse("a program is embed; qkv, attention, attention_output, gate_up, down a layer; head");
+}
+
 void check_program(const Program& program) {
   const Shape& s = program.shape;
   if (s.vocab_size < 1 || s.hidden_size < 1 || s.intermediate_size < 1 || s.context_length < 1 || s.layers < 1) {
@@ -28,6 +43,7 @@ void check_program(const Program& program) {
   }
   if (s.padded_hidden % 32 || s.intermediate_size % 32 || s.half % 16 || s.half < 16) refuse("a size is not padded");
   if (s.kv_heads < 1 || s.heads < s.kv_heads || s.heads % s.kv_heads) refuse("heads do not share kv heads evenly");
+  check_order(program);
   const int size = 2 * s.half;
   for (const Op& op : program.ops) {
     const std::string name = "layer " + std::to_string(op.layer) + ": ";
@@ -57,10 +73,6 @@ void check_program(const Program& program) {
         break;
     }
   }
-  if (program.ops.size() != size_t(s.layers) * 5 + 2 || program.ops.front().kind != OpKind::kEmbed ||
-      program.ops.back().kind != OpKind::kHead) {
-    refuse("a program is embed, five operations a layer, head");
-  }
 }
 
 }  // namespace
@@ -81,35 +93,44 @@ size_t Model::block_bytes(int format) const { return layer_bytes(format) * size_
 
 void Model::allocate_kv(int format, int block_count) {
   if (format != kKvF32 && format != kKvBf16) refuse("hot blocks are f32 or bf16");
-  hot_format_ = format;
-  block_counts_[format] = block_count;
   kv_[format] = Memory(block_bytes(format) * size_t(block_count));
+  block_counts_[format] = block_count;
+  hot_format_ = format;
 }
 
 void Model::allocate_narrow(int format, int block_count) {
   if (format != kKvInt8 && format != kKvInt4) refuse("narrow blocks are int8 or int4");
-  block_counts_[format] = block_count;
   kv_[format] = Memory(block_bytes(format) * size_t(block_count));
+  block_counts_[format] = block_count;
 }
 
-void Model::copy_block(int source, int target) {
-  const int count = block_counts_[hot_format_];
-  if (source < 0 || source >= count || target < 0 || target >= count) refuse("a block to copy is not one of the pool's");
-  const size_t bytes = block_bytes(hot_format_);
-  std::memmove(kv_[hot_format_].data() + target * bytes, kv_[hot_format_].data() + source * bytes, bytes);
-}
-
-void Model::narrow_block(int source, int format, int target) {
-  if (format != kKvInt8 && format != kKvInt4) refuse("narrow blocks are int8 or int4");
-  if (source < 0 || source >= block_counts_[hot_format_] || target < 0 || target >= block_counts_[format]) {
-    refuse("a block to narrow is not one of the pool's");
+void Model::check_pairs(std::span<const int32_t> pairs, int target_format) const {
+  for (size_t i = 0; i < pairs.size(); i++) {
+    const int32_t count = block_counts_[i % 2 ? target_format : hot_format_];
+    if (pairs[i] < 0 || pairs[i] >= count) refuse("block " + std::to_string(pairs[i]) + " is not one of the pool's");
   }
+}
+
+void Model::copy_blocks(std::span<const int32_t> pairs) {
+  check_pairs(pairs, hot_format_);
+  const size_t bytes = block_bytes(hot_format_);
+  uint8_t* blocks = kv_[hot_format_].data();
+  for (size_t i = 0; i < pairs.size(); i += 2) {
+    std::memmove(blocks + size_t(pairs[i + 1]) * bytes, blocks + size_t(pairs[i]) * bytes, bytes);
+  }
+}
+
+void Model::narrow_blocks(std::span<const int32_t> pairs, int format) {
+  if (format != kKvInt8 && format != kKvInt4) refuse("narrow blocks are int8 or int4");
+  check_pairs(pairs, format);
   const Shape& s = program_.shape;
-  const uint8_t* from = kv_[hot_format_].data() + source * block_bytes(hot_format_);
-  uint8_t* to = kv_[format].data() + target * block_bytes(format);
-  for (int i = 0; i < s.layers * s.kv_heads; i++) {
-    kernels_.narrow_block(hot_format_, from + i * head_bytes(hot_format_, s.half), format,
-                          to + i * head_bytes(format, s.half), s.half);
+  const size_t head_from = head_bytes(hot_format_, s.half), head_to = head_bytes(format, s.half);
+  for (size_t i = 0; i < pairs.size(); i += 2) {
+    const uint8_t* from = kv_[hot_format_].data() + size_t(pairs[i]) * block_bytes(hot_format_);
+    uint8_t* to = kv_[format].data() + size_t(pairs[i + 1]) * block_bytes(format);
+    for (size_t head = 0; head < size_t(s.layers) * size_t(s.kv_heads); head++) {
+      kernels_.narrow_block(hot_format_, from + head * head_from, format, to + head * head_to, s.half);
+    }
   }
 }
 

@@ -40,10 +40,11 @@ class Model {
   // Makes the pool of hot blocks, f32 or bf16; and pools of narrower formats beside it.
   void allocate_kv(int kv_format, int block_count);
   void allocate_narrow(int kv_format, int block_count);
-  // Copies whole hot blocks. Throws std::invalid_argument for ids that are not in the pool.
-  void copy_block(int source, int target);
-  // Rewrites a full hot block into a narrower pool.
-  void narrow_block(int source, int format, int target);
+  // Copies whole hot blocks, pairs of source and target, in order. Throws std::invalid_argument, and copies none, where
+  // an id is not one of the pool's.
+  void copy_blocks(std::span<const int32_t> pairs);
+  // The same with full hot blocks, into a narrower pool.
+  void narrow_blocks(std::span<const int32_t> pairs, int format);
 
   // Computes the step; `sink` gets every wanted row. Throws std::invalid_argument before anything is computed.
   void step(const StepInputs& inputs, std::span<const WantedRow> wanted, const RowSink& sink);
@@ -54,6 +55,7 @@ class Model {
     int row, token, count;
   };
 
+  void check_pairs(std::span<const int32_t> pairs, int target_format) const;
   void run(int thread);
   void embed(const Op& op, size_t index, int thread);
   void qkv(const Op& op, size_t index, int thread);
