@@ -55,7 +55,7 @@ void bind_model(nb::module_& module) {
             if (reinterpret_cast<uintptr_t>(weights.data()) % 64) throw std::invalid_argument("weights must be 64-byte aligned");
             new (self) BoundModel(program, weights, std::move(pool), kernels_for(instruction_set));
           },
-          nb::arg("program"), nb::arg("weights"), nb::arg("pool"), nb::arg("instruction_set"))
+          nb::arg("program"), nb::arg("weights").noconvert(), nb::arg("pool"), nb::arg("instruction_set"))
       .def(
           "kv_block_bytes", [](BoundModel& self, const std::string& format) { return self.model().block_bytes(kv_format(format)); },
           nb::arg("kv_format"), "Bytes of one block of 32 tokens over all layers.")
@@ -74,22 +74,20 @@ void bind_model(nb::module_& module) {
       .def(
           "copy_blocks",
           [](BoundModel& self, Int32Table pairs) {
-            if (pairs.size() && pairs.shape(1) != 2) throw std::invalid_argument("pairs must be [n, 2]");
+            if (pairs.shape(1) != 2) throw std::invalid_argument("pairs must be [n, 2]");
             nb::gil_scoped_release release;
-            for (size_t i = 0; i < pairs.shape(0); i++) self.model().copy_block(pairs.data()[2 * i], pairs.data()[2 * i + 1]);
+            self.model().copy_blocks({pairs.data(), pairs.size()});
           },
-          nb::arg("pairs"), "Copies whole hot blocks (source, target), in order.")
+          nb::arg("pairs").noconvert(), "Copies whole hot blocks (source, target), in order.")
       .def(
           "narrow_blocks",
           [](BoundModel& self, Int32Table pairs, const std::string& format) {
-            if (pairs.size() && pairs.shape(1) != 2) throw std::invalid_argument("pairs must be [n, 2]");
+            if (pairs.shape(1) != 2) throw std::invalid_argument("pairs must be [n, 2]");
             const int which = kv_format(format);
             nb::gil_scoped_release release;
-            for (size_t i = 0; i < pairs.shape(0); i++) {
-              self.model().narrow_block(pairs.data()[2 * i], which, pairs.data()[2 * i + 1]);
-            }
+            self.model().narrow_blocks({pairs.data(), pairs.size()}, which);
           },
-          nb::arg("pairs"), nb::arg("kv_format"), "Rewrites full hot blocks (source, target) as int8 or int4.")
+          nb::arg("pairs").noconvert(), nb::arg("kv_format"), "Rewrites full hot blocks (source, target) as int8 or int4.")
       .def(
           "step",
           [](BoundModel& self, Int32s token_ids, Int32s positions, Int32s query_starts, Int32s context_lengths,
@@ -99,9 +97,9 @@ void bind_model(nb::module_& module) {
                 make_inputs(token_ids, positions, query_starts, context_lengths, block_tables, block_formats), rows,
                 samplers, output_positions, scored);
           },
-          nb::arg("token_ids"), nb::arg("positions"), nb::arg("query_starts"), nb::arg("context_lengths"),
-          nb::arg("block_tables"), nb::arg("rows"), nb::arg("samplers"), nb::arg("output_positions"), nb::arg("scored"),
-          nb::arg("block_formats") = nb::none(),
+          nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("query_starts").noconvert(), nb::arg("context_lengths").noconvert(),
+          nb::arg("block_tables").noconvert(), nb::arg("rows").noconvert(), nb::arg("samplers"), nb::arg("output_positions").noconvert(), nb::arg("scored"),
+          nb::arg("block_formats").noconvert() = nb::none(),
           R"(Computes a step and samples after flattened rows `rows` [R].
 
 `samplers` [R] holds a Sampler, or None for the argmax; `scored` holds (first row, targets int32 [n], alternatives).
@@ -111,8 +109,8 @@ None means the hot one. Blocks that the step writes are hot.
 Returns (token ids int32 [R], -1 where logits were not finite; per row scores or None; per scored part scores). Scores
 are (log probabilities, ranks, alternatives' ids, their log probabilities). Raises ValueError, before anything is
 computed, where the inputs contradict each other or the model.)")
-      .def("logits", &logits, nb::arg("token_ids"), nb::arg("positions"), nb::arg("query_starts"),
-           nb::arg("context_lengths"), nb::arg("block_tables"), nb::arg("rows"), nb::arg("block_formats") = nb::none(),
+      .def("logits", &logits, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("query_starts").noconvert(),
+           nb::arg("context_lengths").noconvert(), nb::arg("block_tables").noconvert(), nb::arg("rows").noconvert(), nb::arg("block_formats").noconvert() = nb::none(),
            "Computes a step and returns the logits [R, V] after flattened rows `rows`.");
 }
 

@@ -101,7 +101,7 @@ A matrix is (format, rows, k, byte offset into the weights); norms and biases ar
           },
           nb::arg("vocab_size"), nb::arg("hidden_size"), nb::arg("head_count"), nb::arg("kv_head_count"),
           nb::arg("head_size"), nb::arg("intermediate_size"), nb::arg("context_length"), nb::arg("norm_epsilon"),
-          nb::arg("attention_scale"), nb::arg("rotary_frequencies"))
+          nb::arg("attention_scale"), nb::arg("rotary_frequencies").noconvert())
       .def("embed", [](Builder& b, PackedMatrix m) { b.add(OpKind::kEmbed, {m}, -1, -1); }, nb::arg("matrix"))
       .def(
           "qkv",

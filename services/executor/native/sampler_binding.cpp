@@ -104,11 +104,11 @@ void bind_sampler(nb::module_& module) {
       .def_prop_ro("needs_history", &Sampler::needs_history, "Whether a draw depends on earlier tokens.")
       .def_prop_ro("logprob_count", &Sampler::logprob_count, "Alternatives to report per token; -1 for no scores.");
   module.def(
-      "sample_row", &sample_row, nb::arg("sampler"), nb::arg("logits"), nb::arg("output_position"),
-      nb::arg("instruction_set"), nb::arg("allowed") = nb::none(),
+      "sample_row", &sample_row, nb::arg("sampler"), nb::arg("logits").noconvert(), nb::arg("output_position"),
+      nb::arg("instruction_set"), nb::arg("allowed").noconvert() = nb::none(),
       "The token drawn from logits [V] fp32, among those with a bit in `allowed` [ceil(V / 32)] uint32; -1 where "
       "a logit is NaN or +inf or nothing above -inf is left.");
-  module.def("score_row", &score_row, nb::arg("logits"), nb::arg("target"), nb::arg("count"),
+  module.def("score_row", &score_row, nb::arg("logits").noconvert(), nb::arg("target"), nb::arg("count"),
              nb::arg("instruction_set"),
              "Log probability and rank of `target` under logits [V] fp32, ids and log probabilities of the `count` "
              "likeliest tokens.");

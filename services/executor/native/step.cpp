@@ -30,9 +30,9 @@ void check(const StepInputs& inputs, const Shape& shape, const int (&block_count
   }
   for (int s = 0; s < sequences; s++) {
     const std::string name = "sequence " + std::to_string(s);
-    const int first = inputs.query_starts[s], count = inputs.query_starts[s + 1] - first;
-    const int context = inputs.context_lengths[s];
-    if (count < 1 || first + count > tokens) refuse(name + " has no tokens");
+    const int first = inputs.query_starts[s], end = inputs.query_starts[s + 1], context = inputs.context_lengths[s];
+    if (end <= first || end > tokens) refuse(name + " has no tokens");
+    const int count = end - first;
     if (context < count || context > shape.context_length) refuse(name + " has a context length out of range");
     for (int i = 0; i < count; i++) {
       if (inputs.positions[first + i] != context - count + i) refuse(name + ": positions do not end at its context length");

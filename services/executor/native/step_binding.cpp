@@ -7,6 +7,16 @@
 namespace nb = nanobind;
 
 namespace quire {
+namespace {
+
+template <class T>
+T taken_from(nb::handle object, const char* what, bool convert = true) {
+  T value;
+  if (!nb::try_cast(object, value, convert)) throw nb::type_error(what);
+  return value;
+}
+
+}  // namespace
 
 StepInputs make_inputs(const Int32s& token_ids, const Int32s& positions, const Int32s& query_starts,
                        const Int32s& context_lengths, const Int32Table& block_tables,
@@ -54,7 +64,7 @@ void BoundModel::collect_samples(const Int32s& rows, const nb::list& samplers, c
     task.output_position = uint32_t(output_positions.data()[i]);
     const nb::handle sampler = samplers[i];
     if (!sampler.is_none()) {
-      task.sampler = nb::cast<const Sampler*>(sampler);
+      task.sampler = taken_from<const Sampler*>(sampler, "samplers must hold Sampler or None");
       if (task.sampler->vocab_size() != model_.shape().vocab_size) {
         throw std::invalid_argument("a sampler was made for another vocabulary");
       }
@@ -65,11 +75,16 @@ void BoundModel::collect_samples(const Int32s& rows, const nb::list& samplers, c
   }
 }
 
-void BoundModel::collect_scored(const nb::list& scored) {
+void BoundModel::collect_scored(const nb::list& scored, int tokens) {
   for (nb::handle item : scored) {
-    const auto part = nb::cast<nb::tuple>(item);
-    const int first = nb::cast<int>(part[0]), count = nb::cast<int>(part[2]);
-    const auto targets = nb::cast<Int32s>(part[1]);
+    const char* kind = "scored must hold tuples (first row, targets int32 [n], count)";
+    if (!nb::isinstance<nb::tuple>(item) || nb::len(item) != 3) throw nb::type_error(kind);
+    const auto part = nb::borrow<nb::tuple>(item);
+    const int first = taken_from<int>(part[0], kind), count = taken_from<int>(part[2], kind);
+    const auto targets = taken_from<Int32s>(part[1], kind, false);
+    if (first < 0 || size_t(first) + targets.size() > size_t(tokens)) {
+      throw std::invalid_argument("a scored row is not one of the step's tokens");
+    }
     if (count < 0) throw std::invalid_argument("a count of alternatives is negative");
     for (size_t i = 0; i < targets.size(); i++) {
       Task task;
@@ -128,7 +143,7 @@ nb::tuple BoundModel::step(const StepInputs& inputs, const Int32s& rows, const n
   top_logprobs_.clear();
   collect_samples(rows, samplers, output_positions);
   const size_t sampled = tasks_.size();
-  collect_scored(scored);
+  collect_scored(scored, inputs.tokens());
   {
     nb::gil_scoped_release release;
     model_.step(inputs, wanted_, [this](int row, float* logits, int32_t argmax, int thread) {

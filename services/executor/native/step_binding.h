@@ -49,7 +49,7 @@ class BoundModel {
   };
 
   void collect_samples(const Int32s& rows, const nanobind::list& samplers, const Int32s& output_positions);
-  void collect_scored(const nanobind::list& scored);
+  void collect_scored(const nanobind::list& scored, int tokens);
   int want_scores(int count);
   void finish(Task& task, const float* logits, int32_t argmax, int thread);
   nanobind::object to_python(size_t first, size_t count) const;
