@@ -80,12 +80,11 @@ struct Bf16 {
   }
 };
 
-// int8 weights x int8 activations, per 32 values of k.
-template <bool kScalePerRow>
+// int8 weights, one scale a row, x int8 activations.
 struct Int8 {
   template <int kTokens, int kVectors>
   QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector, Tile<kTokens, kVectors>& tile) {
-    constexpr int kGroupBytes = kScalePerRow ? 1024 : 1088;
+    constexpr int kGroupBytes = 1024;
     const uint8_t* w = panel + vector * kLanes * 4;
     const int8_t* x = in.int8 + size_t(first) * in.k;
     const int groups = in.k / 32;
@@ -103,29 +102,53 @@ struct Int8 {
           QUIRE_UNROLL for (int v = 0; v < kVectors; v++) accumulate(dots[t][v], weights[v], values);
         }
       }
-      F scales[kVectors];
-      if constexpr (!kScalePerRow) {
-        const uint16_t* d = (const uint16_t*)(panel + size_t(g) * kGroupBytes + 1024) + vector * kLanes;
-        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) scales[v] = load_half(d + v * kLanes);
-      }
       QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
         const size_t at = size_t(g) * in.stride + first + t;
         const F scale = splat(in.scale[at]);
         QUIRE_UNROLL for (int v = 0; v < kVectors; v++) {
-          const F sum = to_float(total(dots[t][v], in.sum[at]));
-          if constexpr (kScalePerRow) {
-            tile.sums[t][v] = fma(sum, scale, tile.sums[t][v]);
-          } else {
-            tile.sums[t][v] = fma(scales[v], mul(sum, scale), tile.sums[t][v]);
-          }
+          tile.sums[t][v] = fma(to_float(total(dots[t][v], in.sum[at])), scale, tile.sums[t][v]);
         }
       }
     }
-    if constexpr (kScalePerRow) {
-      const float* d = (const float*)(panel + size_t(groups) * kGroupBytes) + vector * kLanes;
-      QUIRE_UNROLL for (int v = 0; v < kVectors; v++) {
-        const F scale = load(d + v * kLanes);
-        QUIRE_UNROLL for (int t = 0; t < kTokens; t++) tile.sums[t][v] = mul(tile.sums[t][v], scale);
+    const float* d = (const float*)(panel + size_t(groups) * kGroupBytes) + vector * kLanes;
+    QUIRE_UNROLL for (int v = 0; v < kVectors; v++) {
+      const F scale = load(d + v * kLanes);
+      QUIRE_UNROLL for (int t = 0; t < kTokens; t++) tile.sums[t][v] = mul(tile.sums[t][v], scale);
+    }
+  }
+};
+
+// int8 weights in groups of 32 x int16 activations.
+struct Int8Fine {
+  template <int kTokens, int kVectors>
+  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector, Tile<kTokens, kVectors>& tile) {
+    constexpr int kGroupBytes = 1088;
+    const uint8_t* w = panel + vector * kLanes * 4;
+    const int16_t* x = in.int16 + size_t(first) * in.k;
+    const int groups = in.k / 32;
+    for (int g = 0; g < groups; g++, w += kGroupBytes, x += 32) {
+      if constexpr (kTokens == 1) stream_ahead<kGroupBytes>(w);
+      FineDot dots[kTokens][kVectors];
+      QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) clear(dots[t][v]);
+      }
+      QUIRE_UNROLL for (int quad = 0; quad < 8; quad++) {
+        FineWeights weights[kVectors];
+        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) weights[v] = widen(load_bytes(w + quad * 128 + v * kLanes * 4));
+        QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+          const int8_t* quads = (const int8_t*)(x + size_t(t) * in.k + quad * 4);
+          const B even = splat_quad(quads), odd = splat_quad(quads + 4);
+          QUIRE_UNROLL for (int v = 0; v < kVectors; v++) accumulate(dots[t][v], weights[v], even, odd);
+        }
+      }
+      F scales[kVectors];
+      const uint16_t* d = (const uint16_t*)(panel + size_t(g) * kGroupBytes + 1024) + vector * kLanes;
+      QUIRE_UNROLL for (int v = 0; v < kVectors; v++) scales[v] = load_half(d + v * kLanes);
+      QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+        const F scale = splat(in.int16_scale[size_t(g) * in.stride + first + t]);
+        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) {
+          tile.sums[t][v] = fma(scales[v], mul(to_float(total(dots[t][v])), scale), tile.sums[t][v]);
+        }
       }
     }
   }
@@ -242,7 +265,7 @@ void run_panel(const uint8_t* panel, const Activation& in, int first, int count,
 
 PanelKernel panel_kernel(int format) {
   static constexpr PanelKernel kernels[kFormatCount] = {
-      run_panel<F32>,           run_panel<Bf16>,          run_panel<Int8<false>>,   run_panel<Int8<true>>,
+      run_panel<F32>,           run_panel<Bf16>,          run_panel<Int8Fine>,      run_panel<Int8>,
       run_panel<Int4<1, false>>, run_panel<Int4<2, false>>, run_panel<Int4<4, false>>, run_panel<Int4<1, true>>,
       run_panel<Int4<2, true>>,  run_panel<Int4<4, true>>,
   };
@@ -252,7 +275,7 @@ PanelKernel panel_kernel(int format) {
 ActivationForm activation_form(int format) {
   if (format == kF32) return kFloatForm;
   if (format == kBf16) return kBf16Products ? kBf16Form : kFloatForm;
-  return kInt8Form;
+  return format == kQ8 ? kInt16Form : kInt8Form;
 }
 
 void quantize_rows(const Activation& out, const float* values, int count) {
@@ -262,7 +285,7 @@ void quantize_rows(const Activation& out, const float* values, int count) {
       QUIRE_UNROLL for (int v = 0; v < kPanelVectors; v++) {
         x[v] = load(values + size_t(t) * out.k + group * kPanelRows + v * kLanes);
       }
-      store_group(out, kFloatForm | kBf16Form | kInt8Form, t, group, x);
+      store_group(out, kFloatForm | kBf16Form | kInt8Form | kInt16Form, t, group, x);
     }
   }
 }

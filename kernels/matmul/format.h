@@ -64,11 +64,13 @@ constexpr size_t panel_bytes(int format, int k) {
   }
 }
 
-// Forms in which a producer stores an activation; what the consumers of it need, as bits.
-enum ActivationForm : int32_t { kFloatForm = 1, kBf16Form = 2, kInt8Form = 4 };
+// Forms in which a producer stores an activation; what the consumers of it need, as bits. 4-bit and q8c weights
+// multiply int8. q8 weights multiply int16: that loses next to nothing, and where the CPU has no int8 dot products it
+// costs no more.
+enum ActivationForm : int32_t { kFloatForm = 1, kBf16Form = 2, kInt8Form = 4, kInt16Form = 8 };
 
-// Inputs [tokens, k] of a matmul. int8: per token and group of 32 values a scale, max |x| / 127; what belongs to a
-// group lies [group][stride], so that threads that fill different groups share no cache line.
+// Inputs [tokens, k] of a matmul. Integers: per token and group of 32 values a scale, max |x| / 127 or / 32767; what
+// belongs to a group lies [group][stride], so that threads that fill different groups share no cache line.
 struct Activation {
   int k = 0;
   int stride = 0;               // tokens, padded
@@ -78,6 +80,8 @@ struct Activation {
   float* scale = nullptr;       // [k / 32][stride]
   float* scaled_sum = nullptr;  // [k / 32][stride] scale * sum
   int32_t* sum = nullptr;       // [k / 32][stride] of the int8 values
+  int16_t* int16 = nullptr;     // [tokens][k], every four values in the order 0, 2, 1, 3
+  float* int16_scale = nullptr; // [k / 32][stride]
 };
 
 // Bytes that a thread will want next: fetched while it computes.

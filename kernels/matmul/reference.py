@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-Int8 = NDArray[np.int8]
+Int16 = NDArray[np.int16]
 Float32 = NDArray[np.float32]
 Index = NDArray[np.int64]
 
@@ -54,20 +54,26 @@ def _four_bits(format_: str, packed: Bytes, start: Index, lane: Index, column: I
     return d * quants + _numbers(packed, at + size * 16 + 64 + lane * 2, np.float16).astype(np.float32)
 
 
-def quantize_activations(x: Float32) -> tuple[Int8, Float32]:
-    """int8 values [T, k] and scales [T, k / 32] of rows [T, k]: per 32 values max |x| / 127, ties to even."""
+def quantize_activations(x: Float32, most_quant: int = 127) -> tuple[Int16, Float32]:
+    """Integers [T, k] and scales [T, k / 32] of rows [T, k]: per 32 values max |x| / most_quant, ties to even.
+
+    `most_quant` is 127 for int8 and 32767 for int16.
+    """
     groups = x.reshape(len(x), -1, 32)
     most = np.abs(groups).max(axis=2)
-    inverse = np.float32(127) / np.where(most > 0, most, np.float32(np.inf))
-    quants = np.rint(groups * inverse[..., None]).astype(np.int8)
-    return quants.reshape(x.shape), most * np.float32(1 / 127)
+    inverse = np.float32(most_quant) / np.where(most > 0, most, np.float32(np.inf))
+    quants = np.rint(groups * inverse[..., None]).astype(np.int16)
+    return quants.reshape(x.shape), most * np.float32(1 / most_quant)
 
 
 def matmul(format_: str, packed: Bytes, rows: int, x: Float32) -> Float32:
-    """x [T, k] times the transposed matrix [rows, k], summed in float64; int8 and 4-bit formats take x as int8."""
+    """x [T, k] times the transposed matrix [rows, k], summed in float64.
+
+    q8 takes x as int16, q8c and the 4-bit formats as int8.
+    """
     inputs = x.astype(np.float64)
     if format_ not in ("f32", "bf16"):
-        quants, scales = quantize_activations(x)
+        quants, scales = quantize_activations(x, 32767 if format_ == "q8" else 127)
         inputs = np.repeat(scales, 32, axis=1).astype(np.float64) * quants
     weights = unpack(format_, packed, rows, x.shape[1]).astype(np.float64)
     return np.asarray(inputs @ weights.T, np.float32)

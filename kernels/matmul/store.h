@@ -30,8 +30,33 @@ QUIRE_INLINE void quantize_group(const Activation& out, int token, int group, co
   out.scaled_sum[at] = out.scale[at] * float(total);
 }
 
+// int16 to nearest, ties to even; scale = max |x| / 32767.
+QUIRE_INLINE void quantize_group_finely(const Activation& out, int token, int group, const F (&values)[kPanelVectors]) {
+  F most = abs(values[0]);
+  bool finite = !any(not_a_number(values[0]));
+  QUIRE_UNROLL for (int v = 1; v < kPanelVectors; v++) {
+    most = max(most, abs(values[v]));
+    finite &= !any(not_a_number(values[v]));
+  }
+  const float largest = finite ? reduce_max(most) : __builtin_nanf("");
+  const F inverse = splat(largest > 0 ? 32767.0f / largest : 0.0f);
+  alignas(64) int32_t rounded[kPanelRows];
+  QUIRE_UNROLL for (int v = 0; v < kPanelVectors; v++) {
+    store_int(rounded + v * kLanes, round_to_int(mul(values[v], inverse)));
+  }
+  int16_t* q = out.int16 + size_t(token) * out.k + group * 32;
+  for (int i = 0; i < kPanelRows; i += 4) {
+    q[i] = int16_t(rounded[i]);
+    q[i + 1] = int16_t(rounded[i + 2]);
+    q[i + 2] = int16_t(rounded[i + 1]);
+    q[i + 3] = int16_t(rounded[i + 3]);
+  }
+  out.int16_scale[size_t(group) * out.stride + token] = largest * (1.0f / 32767.0f);
+}
+
 QUIRE_INLINE void store_group(const Activation& out, int forms, int token, int group, const F (&values)[kPanelVectors]) {
   if (forms & kInt8Form) quantize_group(out, token, group, values);
+  if (forms & kInt16Form) quantize_group_finely(out, token, group, values);
   const size_t at = size_t(token) * out.k + group * 32;
   if (forms & kFloatForm) {
     QUIRE_UNROLL for (int v = 0; v < kPanelVectors; v++) store(out.values + at + v * kLanes, values[v]);

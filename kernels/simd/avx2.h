@@ -169,4 +169,21 @@ QUIRE_INLINE void accumulate(ByteDot& dot, ByteWeights weights, B values) {
 // `value_sum` is the sum of the values that were accumulated.
 QUIRE_INLINE I total(ByteDot dot, int32_t) { return dot.sums; }
 
+// s8 weights x s16 values: the even and the odd bytes of every four, as words.
+struct FineDot {
+  __m256i sums;
+};
+struct FineWeights {
+  __m256i even, odd;
+};
+QUIRE_INLINE void clear(FineDot& dot) { dot.sums = _mm256_setzero_si256(); }
+QUIRE_INLINE FineWeights widen(B weights) {
+  return {_mm256_srai_epi16(_mm256_slli_epi16(weights, 8), 8), _mm256_srai_epi16(weights, 8)};
+}
+QUIRE_INLINE void accumulate(FineDot& dot, FineWeights weights, B even, B odd) {
+  dot.sums = _mm256_add_epi32(dot.sums, _mm256_madd_epi16(weights.even, even));
+  dot.sums = _mm256_add_epi32(dot.sums, _mm256_madd_epi16(weights.odd, odd));
+}
+QUIRE_INLINE I total(FineDot dot) { return dot.sums; }
+
 }  // namespace quire::QUIRE_ISA

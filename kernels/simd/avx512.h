@@ -129,6 +129,28 @@ QUIRE_INLINE B splat_quad(const int8_t* p) {
 QUIRE_INLINE B low_nibbles(B v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 QUIRE_INLINE B high_nibbles(B v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15)); }
 
+// s8 weights x s16 values: the even and the odd bytes of every four, as words.
+struct FineDot {
+  __m512i sums;
+};
+struct FineWeights {
+  __m512i even, odd;
+};
+QUIRE_INLINE void clear(FineDot& dot) { dot.sums = _mm512_setzero_si512(); }
+QUIRE_INLINE FineWeights widen(B weights) {
+  return {_mm512_srai_epi16(_mm512_slli_epi16(weights, 8), 8), _mm512_srai_epi16(weights, 8)};
+}
+QUIRE_INLINE void accumulate(FineDot& dot, FineWeights weights, B even, B odd) {
+#if QUIRE_LEVEL >= 3 && !defined(QUIRE_EMULATE_AVX512)
+  asm("vpdpwssd %2, %1, %0" : "+v"(dot.sums) : "v"(weights.even), "v"(even));
+  asm("vpdpwssd %2, %1, %0" : "+v"(dot.sums) : "v"(weights.odd), "v"(odd));
+#else
+  dot.sums = _mm512_add_epi32(dot.sums, _mm512_madd_epi16(weights.even, even));
+  dot.sums = _mm512_add_epi32(dot.sums, _mm512_madd_epi16(weights.odd, odd));
+#endif
+}
+QUIRE_INLINE I total(FineDot dot) { return dot.sums; }
+
 #if QUIRE_LEVEL >= 3
 
 QUIRE_INLINE void multiply_quads(__m512i& sums, __m512i unsigned_bytes, __m512i signed_bytes) {

@@ -234,4 +234,22 @@ QUIRE_INLINE void accumulate(ByteDot& dot, ByteWeights weights, B values) {
 }
 QUIRE_INLINE I total(const ByteDot& dot, int32_t) { return load_int(dot.sums); }
 
+// s8 weights x s16 values: the even and the odd bytes of every four, as words.
+struct FineDot {
+  int32_t sums[kLanes];
+};
+using FineWeights = B;
+QUIRE_INLINE void clear(FineDot& dot) { dot = {}; }
+QUIRE_INLINE FineWeights widen(B weights) { return weights; }
+QUIRE_INLINE void accumulate(FineDot& dot, FineWeights weights, B even, B odd) {
+  int16_t values[4];  // 0, 2, 1, 3
+  memcpy(values, &even, 4);
+  memcpy(values + 2, &odd, 4);
+  QUIRE_UNROLL for (int i = 0; i < kLanes; i++) {
+    dot.sums[i] += int8_t(weights[4 * i]) * values[0] + int8_t(weights[4 * i + 2]) * values[1] +
+                   int8_t(weights[4 * i + 1]) * values[2] + int8_t(weights[4 * i + 3]) * values[3];
+  }
+}
+QUIRE_INLINE I total(const FineDot& dot) { return load_int(dot.sums); }
+
 }  // namespace quire::QUIRE_ISA

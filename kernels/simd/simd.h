@@ -7,7 +7,8 @@
 //   F  kLanes floats                 load store splat add sub mul fma fnma max abs less_equal select ...
 //   I  kLanes int32                  splat_int to_float round_to_int
 //   B  4 * kLanes bytes              load_bytes splat_quad low_nibbles high_nibbles
-//   NibbleDot  sums of u4 x s8 over at most 8 quads a lane;  ByteDot  sums of s8 x s8
+//   NibbleDot  sums of u4 x s8 over at most 8 quads a lane;  ByteDot  sums of s8 x s8;
+//      FineDot  sums of s8 x s16
 //
 // QUIRE_LEVEL: 0 portable, 1 AVX2, 2 AVX-512, 3 AVX-512 with VNNI and BF16.
 #pragma once

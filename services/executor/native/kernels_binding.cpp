@@ -41,6 +41,8 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> matmul(FloatTable values, Bytes packe
     in.scale = carver.take<float>(size_t(k) / 32 * in.stride);
     in.scaled_sum = carver.take<float>(size_t(k) / 32 * in.stride);
     in.sum = carver.take<int32_t>(size_t(k) / 32 * in.stride);
+    in.int16 = carver.take<int16_t>(size_t(tokens) * k);
+    in.int16_scale = carver.take<float>(size_t(k) / 32 * in.stride);
     return carver.used();
   };
   const Memory memory(lay_out(Carver(nullptr)));
@@ -76,7 +78,7 @@ void bind_kernels(nb::module_& module) {
         return panel_bytes(format, k);
       },
       nb::arg("format"), nb::arg("k"), "Bytes of a panel of 32 rows.");
-  module.def("matmul", &matmul, nb::arg("values"), nb::arg("packed"), nb::arg("format"), nb::arg("rows"),
+  module.def("matmul", &matmul, nb::arg("values").noconvert(), nb::arg("packed").noconvert(), nb::arg("format"), nb::arg("rows"),
              nb::arg("instruction_set"), nb::arg("chunk") = 48,
              "values [tokens, k] fp32 x a packed matrix [rows, k] -> fp32 [tokens, rows].");
 }

@@ -18,6 +18,8 @@ void lay_out_activation(Carver& carver, Activation& activation, int k, int token
   activation.scale = carver.take<float>(groups * stride);
   activation.scaled_sum = carver.take<float>(groups * stride);
   activation.sum = carver.take<int32_t>(groups * stride);
+  activation.int16 = carver.take<int16_t>(n * k);
+  activation.int16_scale = carver.take<float>(groups * stride);
 }
 
 }  // namespace
