@@ -13,10 +13,10 @@ struct Best {
 };
 
 struct HeadTarget {
-  const float* inverse_rms = nullptr;  // [tokens]
-  const int32_t* logit_rows = nullptr; // per wanted row: its row of `logits`, or -1 for the argmax alone
-  float* logits = nullptr;             // [logit rows][row_stride]
-  size_t row_stride = 0;               // the padded vocabulary
+  const float* inverse_rms = nullptr;   // [tokens]
+  const int32_t* logit_rows = nullptr;  // per wanted row: its row of `logits`, or -1 for the argmax alone
+  float* logits = nullptr;              // [logit rows][row_stride]
+  size_t row_stride = 0;                // the padded vocabulary
   int vocab_size = 0;
 };
 
@@ -28,8 +28,8 @@ void clear_best(Best best, int rows);
 void head_panel(const HeadTarget& target, Best best, const float* sums, int first_token, int first_row, int count,
                 int panel);
 
-// The token of one row from the `threads` threads' best: the highest logit, the lowest id among equals; -1 where a logit
-// was NaN or +inf or all were -inf.
+// The token of one row from the `threads` threads' best: the highest logit, the lowest id among equals; -1 where a
+// logit was NaN or +inf or all were -inf.
 int32_t best_token(const Best* threads, int count, int row);
 
 }  // namespace QUIRE_ISA

@@ -1,5 +1,4 @@
 #include "kernels/head/cpu.h"
-
 #include "kernels/simd/simd.h"
 
 namespace quire::QUIRE_ISA {

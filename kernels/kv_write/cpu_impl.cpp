@@ -1,5 +1,4 @@
 #include "kernels/kv_write/cpu.h"
-
 #include "kernels/simd/simd.h"
 
 namespace quire::QUIRE_ISA {
@@ -61,7 +60,7 @@ void narrow_to_int8(int from, const uint8_t* source, uint8_t* target, int half) 
     const Range range = symmetric_range(kBlockTokens, [&](int t) { return key(from, source, half, d, t); });
     key_scales[d] = range.scale;
     for (int t = 0; t < kBlockTokens; t++) {
-      target[d * kBlockTokens + t] = uint8_t(quantized(key(from, source, half, d, t), range));
+      target[(d / 4 * kBlockTokens + t) * 4 + d % 4] = uint8_t(quantized(key(from, source, half, d, t), range));
     }
   }
   uint8_t* values = target + key_bytes(kKvInt8, half);
@@ -69,7 +68,9 @@ void narrow_to_int8(int from, const uint8_t* source, uint8_t* target, int half) 
   for (int t = 0; t < kBlockTokens; t++) {
     const Range range = symmetric_range(size, [&](int d) { return value(from, source, half, d, t); });
     value_scales[t] = range.scale;
-    for (int d = 0; d < size; d++) values[t * size + d] = uint8_t(quantized(value(from, source, half, d, t), range));
+    for (int d = 0; d < size; d++) {
+      values[(t / 4 * size + d) * 4 + t % 4] = uint8_t(quantized(value(from, source, half, d, t), range));
+    }
   }
 }
 

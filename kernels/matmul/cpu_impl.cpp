@@ -23,7 +23,8 @@ struct Tile {
   }
   QUIRE_INLINE void store_all(const Tile& tile, float* out, int vector) {
     QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
-      QUIRE_UNROLL for (int v = 0; v < kVectors; v++) store(out + t * kPanelRows + (vector + v) * kLanes, tile.sums[t][v]);
+      QUIRE_UNROLL for (int v = 0; v < kVectors; v++)
+          store(out + t * kPanelRows + (vector + v) * kLanes, tile.sums[t][v]);
     }
   }
 };
@@ -35,7 +36,8 @@ QUIRE_INLINE void stream_ahead(const uint8_t* at) {
 
 struct F32 {
   template <int kTokens, int kVectors>
-  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector, Tile<kTokens, kVectors>& tile) {
+  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector,
+                        Tile<kTokens, kVectors>& tile) {
     const float* w = (const float*)panel + vector * kLanes;
     const float* x = in.values + size_t(first) * in.k;
     for (int k = 0; k < in.k; k++, w += kPanelRows) {
@@ -52,7 +54,8 @@ struct F32 {
 
 struct Bf16 {
   template <int kTokens, int kVectors>
-  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector, Tile<kTokens, kVectors>& tile) {
+  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector,
+                        Tile<kTokens, kVectors>& tile) {
     const uint16_t* w = (const uint16_t*)panel + vector * kLanes * 2;
 #if QUIRE_LEVEL >= 3
     const uint16_t* x = in.bf16 + size_t(first) * in.k;
@@ -60,7 +63,8 @@ struct Bf16 {
       if constexpr (kTokens == 1) stream_ahead<128>((const uint8_t*)w);
       QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
         const B value = splat_quad((const int8_t*)(x + size_t(t) * in.k + k));
-        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) tile.sums[t][v] = multiply_pairs(tile.sums[t][v], w + v * kLanes * 2, value);
+        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) tile.sums[t][v] =
+            multiply_pairs(tile.sums[t][v], w + v * kLanes * 2, value);
       }
     }
 #else
@@ -83,7 +87,8 @@ struct Bf16 {
 // int8 weights, one scale a row, x int8 activations.
 struct Int8 {
   template <int kTokens, int kVectors>
-  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector, Tile<kTokens, kVectors>& tile) {
+  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector,
+                        Tile<kTokens, kVectors>& tile) {
     constexpr int kGroupBytes = 1024;
     const uint8_t* w = panel + vector * kLanes * 4;
     const int8_t* x = in.int8 + size_t(first) * in.k;
@@ -96,7 +101,8 @@ struct Int8 {
       }
       QUIRE_UNROLL for (int quad = 0; quad < 8; quad++) {
         ByteWeights weights[kVectors];
-        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) weights[v] = prepare(load_bytes(w + quad * 128 + v * kLanes * 4));
+        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) weights[v] =
+            prepare(load_bytes(w + quad * 128 + v * kLanes * 4));
         QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
           const B values = splat_quad(x + size_t(t) * in.k + quad * 4);
           QUIRE_UNROLL for (int v = 0; v < kVectors; v++) accumulate(dots[t][v], weights[v], values);
@@ -121,7 +127,8 @@ struct Int8 {
 // int8 weights in groups of 32 x int16 activations.
 struct Int8Fine {
   template <int kTokens, int kVectors>
-  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector, Tile<kTokens, kVectors>& tile) {
+  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector,
+                        Tile<kTokens, kVectors>& tile) {
     constexpr int kGroupBytes = 1088;
     const uint8_t* w = panel + vector * kLanes * 4;
     const int16_t* x = in.int16 + size_t(first) * in.k;
@@ -158,7 +165,8 @@ struct Int8Fine {
 template <int kParts, bool kMinimum>
 struct Int4 {
   template <int kTokens, int kVectors>
-  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector, Tile<kTokens, kVectors>& tile) {
+  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector,
+                        Tile<kTokens, kVectors>& tile) {
     constexpr int kNibbleBytes = kParts * 512, kGroupBytes = kNibbleBytes + (kMinimum ? 128 : 64);
     const uint8_t* w = panel + vector * kLanes * 4;
     const int8_t* x = in.int8 + size_t(first) * in.k;
@@ -242,7 +250,8 @@ void run_panel(const uint8_t* panel, const Activation& in, int first, int count,
   for (int i = 0; i < tiles; i++) {
     const int from = i * count / tiles, to = (i + 1) * count / tiles;
     if (count > 1) {  // a single token's weights are streamed
-      for (size_t end = fetched + step; fetched < end && fetched < ahead.bytes; fetched += 64) prefetch_far(ahead.at + fetched);
+      for (size_t end = fetched + step; fetched < end && fetched < ahead.bytes; fetched += 64)
+        prefetch_far(ahead.at + fetched);
     }
     float* result = out + from * kPanelRows;
     switch (to - from) {
@@ -265,9 +274,16 @@ void run_panel(const uint8_t* panel, const Activation& in, int first, int count,
 
 PanelKernel panel_kernel(int format) {
   static constexpr PanelKernel kernels[kFormatCount] = {
-      run_panel<F32>,           run_panel<Bf16>,          run_panel<Int8Fine>,      run_panel<Int8>,
-      run_panel<Int4<1, false>>, run_panel<Int4<2, false>>, run_panel<Int4<4, false>>, run_panel<Int4<1, true>>,
-      run_panel<Int4<2, true>>,  run_panel<Int4<4, true>>,
+      run_panel<F32>,
+      run_panel<Bf16>,
+      run_panel<Int8Fine>,
+      run_panel<Int8>,
+      run_panel<Int4<1, false>>,
+      run_panel<Int4<2, false>>,
+      run_panel<Int4<4, false>>,
+      run_panel<Int4<1, true>>,
+      run_panel<Int4<2, true>>,
+      run_panel<Int4<4, true>>,
   };
   return kernels[format];
 }

@@ -73,15 +73,15 @@ enum ActivationForm : int32_t { kFloatForm = 1, kBf16Form = 2, kInt8Form = 4, kI
 // belongs to a group lies [group][stride], so that threads that fill different groups share no cache line.
 struct Activation {
   int k = 0;
-  int stride = 0;               // tokens, padded
-  float* values = nullptr;      // [tokens][k]
-  uint16_t* bf16 = nullptr;     // [tokens][k]
-  int8_t* int8 = nullptr;       // [tokens][k]
-  float* scale = nullptr;       // [k / 32][stride]
-  float* scaled_sum = nullptr;  // [k / 32][stride] scale * sum
-  int32_t* sum = nullptr;       // [k / 32][stride] of the int8 values
-  int16_t* int16 = nullptr;     // [tokens][k], every four values in the order 0, 2, 1, 3
-  float* int16_scale = nullptr; // [k / 32][stride]
+  int stride = 0;                // tokens, padded
+  float* values = nullptr;       // [tokens][k]
+  uint16_t* bf16 = nullptr;      // [tokens][k]
+  int8_t* int8 = nullptr;        // [tokens][k]
+  float* scale = nullptr;        // [k / 32][stride]
+  float* scaled_sum = nullptr;   // [k / 32][stride] scale * sum
+  int32_t* sum = nullptr;        // [k / 32][stride] of the int8 values
+  int16_t* int16 = nullptr;      // [tokens][k], every four values in the order 0, 2, 1, 3
+  float* int16_scale = nullptr;  // [k / 32][stride]
 };
 
 // Bytes that a thread will want next: fetched while it computes.

@@ -54,7 +54,8 @@ QUIRE_INLINE void quantize_group_finely(const Activation& out, int token, int gr
   out.int16_scale[size_t(group) * out.stride + token] = largest * (1.0f / 32767.0f);
 }
 
-QUIRE_INLINE void store_group(const Activation& out, int forms, int token, int group, const F (&values)[kPanelVectors]) {
+QUIRE_INLINE void store_group(const Activation& out, int forms, int token, int group,
+                              const F (&values)[kPanelVectors]) {
   if (forms & kInt8Form) quantize_group(out, token, group, values);
   if (forms & kInt16Form) quantize_group_finely(out, token, group, values);
   const size_t at = size_t(token) * out.k + group * 32;

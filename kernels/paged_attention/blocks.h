@@ -1,4 +1,4 @@
-// Reads keys and values of one block as pairs of vectors, whatever the format.
+// Reads keys and values of one block: as pairs of vectors of floats, int8 as quads for integer products.
 #pragma once
 
 #include "kernels/paged_attention/kv_layout.h"
@@ -45,13 +45,12 @@ struct Block<kKvInt8> {
   static constexpr int kKeyRowBytes = 64;
   const uint8_t* at;
   int half;
-  QUIRE_INLINE Pairs keys(const Block& b, int d, int token) {
-    const int8_t* k = (const int8_t*)b.at + d * kBlockTokens + token;
-    return {load_signed_bytes(k), load_signed_bytes(k + b.half * kBlockTokens)};
+  // Quads: dims 4d .. 4d + 3 of kLanes tokens; tokens 4t .. 4t + 3 of kLanes dims.
+  QUIRE_INLINE B key_quads(const Block& b, int d, int token) {
+    return load_bytes(b.at + (size_t(d) * kBlockTokens + token) * 4);
   }
-  QUIRE_INLINE Pairs values(const Block& b, int t, int dim) {
-    const int8_t* v = (const int8_t*)(b.at + key_bytes(kKvInt8, b.half)) + size_t(t) * 4 * b.half + dim;
-    return {load_signed_bytes(v), load_signed_bytes(v + 2 * b.half)};
+  QUIRE_INLINE B value_quads(const Block& b, int t, int dim) {
+    return load_bytes(b.at + key_bytes(kKvInt8, b.half) + (size_t(t) * 2 * b.half + dim) * 4);
   }
   QUIRE_INLINE const float* key_scales(const Block& b) {
     return (const float*)(b.at + size_t(b.half) * 2 * kBlockTokens);

@@ -1,52 +1,13 @@
-#include "kernels/paged_attention/cpu.h"
-
 #include "kernels/matmul/store.h"
-#include "kernels/paged_attention/blocks.h"
+#include "kernels/paged_attention/cpu.h"
+#include "kernels/paged_attention/int8_block.h"
+#include "kernels/paged_attention/rows.h"
 #include "kernels/simd/simd.h"
 
 namespace quire::QUIRE_ISA {
 namespace {
 
-constexpr int kScoreStride = kSplitTokens + 16;  // not a power of two: rows must not share cache sets
 constexpr float kLowest = -3.0e38f;
-
-// A thread's memory for the query rows of one piece of work.
-struct Rows {
-  int count, half;
-  float* scores;         // [rows][kScoreStride]; then probabilities
-  uint16_t* narrow;      // [rows][kScoreStride] probabilities as bf16
-  float* queries;        // [rows][half][2], of one block where its keys have scales
-  uint16_t* bf16;        // [rows][half][2] queries as bf16
-  float* weights;        // [rows][32] probabilities of one block where its values have scales
-  float* constants;      // [rows]
-  float* state;          // a split's result
-  float* merged;         // all splits so far
-};
-
-Rows make_rows(float* scratch, int count, int half) {
-  Rows rows{count, half, scratch, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
-  const size_t n = size_t(count), d = 2 * size_t(half);
-  float* at = scratch + n * kScoreStride;
-  rows.narrow = (uint16_t*)at;
-  at += n * kScoreStride;
-  rows.queries = at;
-  at += n * d;
-  rows.bf16 = (uint16_t*)at;
-  at += n * d;
-  rows.weights = at;
-  at += n * kBlockTokens;
-  rows.constants = at;
-  at += n;
-  rows.state = at;
-  at += state_floats(count, half);
-  rows.merged = at;
-  return rows;
-}
-
-// A state: [rows] maxima, [rows] sums, [rows][2 * half] weighted values.
-QUIRE_INLINE float* maxima(const Rows&, float* state) { return state; }
-QUIRE_INLINE float* sums(const Rows& rows, float* state) { return state + rows.count; }
-QUIRE_INLINE float* mixed(const Rows& rows, float* state) { return state + 2 * rows.count; }
 
 const float* query(const AttentionLayer& layer, const AttentionWork& work, int row) {
   const int group = layer.heads / layer.kv_heads, token = work.first_token + row / group;
@@ -63,8 +24,8 @@ QUIRE_INLINE int visible(const AttentionLayer& layer, const AttentionWork& work,
 
 // scores[r][32] = queries . keys of one block for kRows rows; queries [r][half][2].
 template <int kFormat, int kRows>
-QUIRE_INLINE void score_rows(Block<kFormat> block, const Rows& rows, int row, const float* const* queries, float* scores,
-                             const uint8_t* next) {
+QUIRE_INLINE void score_rows(Block<kFormat> block, const Rows& rows, int row, const float* const* queries,
+                             float* scores, const uint8_t* next) {
   F sums[kRows][kPanelVectors];
   QUIRE_UNROLL for (int r = 0; r < kRows; r++) {
     QUIRE_UNROLL for (int v = 0; v < kPanelVectors; v++) sums[r][v] = zero();
@@ -107,8 +68,7 @@ __attribute__((noinline)) void score_tile(Block<kFormat> block, const AttentionL
                                           const Rows& rows, int row, float* scores, const uint8_t* next) {
   const float* queries[kRows];
   for (int r = 0; r < kRows; r++) {
-    queries[r] = kFormat == kKvInt8 || kFormat == kKvInt4 ? rows.queries + size_t(row + r) * rows.half * 2
-                                                          : query(layer, work, row + r);
+    queries[r] = kFormat == kKvInt4 ? rows.queries + size_t(row + r) * rows.half * 2 : query(layer, work, row + r);
   }
   score_rows<kFormat, kRows>(block, rows, row, queries, scores, next);
 }
@@ -116,7 +76,8 @@ __attribute__((noinline)) void score_tile(Block<kFormat> block, const AttentionL
 // mixed[r][32 dims from `dim` on] += weights . values of one block; weights [r][stride].
 template <int kFormat, int kRows>
 __attribute__((noinline)) void mix_tile(Block<kFormat> block, const Rows& rows, int row, int dim, const float* weights,
-                                        int stride, [[maybe_unused]] const uint16_t* narrow, float* mixed_rows, const uint8_t* next) {
+                                        int stride, [[maybe_unused]] const uint16_t* narrow, float* mixed_rows,
+                                        const uint8_t* next) {
   const int size = 2 * rows.half;
   F sums[kRows][kPanelVectors];
   QUIRE_UNROLL for (int r = 0; r < kRows; r++) {
@@ -159,30 +120,8 @@ __attribute__((noinline)) void mix_tile(Block<kFormat> block, const Rows& rows, 
   }
 }
 
-// Calls tile<kRows>(row) for all rows, kAttentionRows at a time and then the rest.
-template <int kRows, class Function>
-QUIRE_INLINE void rest_of_rows(int left, Function tile) {
-  if constexpr (kRows > 0) {
-    if (left == kRows) {
-      tile.template operator()<kRows>();
-    } else {
-      rest_of_rows<kRows - 1>(left, tile);
-    }
-  }
-}
-
-template <class Function>
-QUIRE_INLINE void for_row_tiles(int count, Function function) {
-  int row = 0;
-  for (; row + kAttentionRows <= count; row += kAttentionRows) {
-    function.template operator()<kAttentionRows>(row);
-  }
-  rest_of_rows<kAttentionRows - 1>(count - row, [&]<int kRows>() { function.template operator()<kRows>(row); });
-}
-
 // Folds the scales of a block's keys into the queries, minima into constants.
-template <int kFormat>
-void scale_queries(Block<kFormat> block, const AttentionLayer& layer, const AttentionWork& work, const Rows& rows) {
+void scale_queries(Block<kKvInt4> block, const AttentionLayer& layer, const AttentionWork& work, const Rows& rows) {
   const float* scales = block.key_scales(block);
   for (int row = 0; row < rows.count; row++) {
     const float* q = query(layer, work, row);
@@ -191,33 +130,73 @@ void scale_queries(Block<kFormat> block, const AttentionLayer& layer, const Atte
     for (int d = 0; d < rows.half; d++) {
       out[2 * d] = q[2 * d] * scales[d];
       out[2 * d + 1] = q[2 * d + 1] * scales[rows.half + d];
-      if constexpr (kFormat == kKvInt4) {
-        constant += q[2 * d] * scales[2 * rows.half + d] + q[2 * d + 1] * scales[3 * rows.half + d];
-      }
+      constant += q[2 * d] * scales[2 * rows.half + d] + q[2 * d + 1] * scales[3 * rows.half + d];
     }
     rows.constants[row] = constant;
   }
 }
 
 // The same for values and probabilities.
-template <int kFormat>
-void scale_weights(Block<kFormat> block, const Rows& rows, const float* weights) {
+void scale_weights(Block<kKvInt4> block, const Rows& rows, const float* weights) {
   const float* scales = block.value_scales(block);
   for (int row = 0; row < rows.count; row++) {
     float constant = 0.0f;
     for (int t = 0; t < kBlockTokens; t++) {
       const float p = weights[size_t(row) * kScoreStride + t];
       rows.weights[row * kBlockTokens + t] = p * scales[t];
-      if constexpr (kFormat == kKvInt4) constant += p * scales[kBlockTokens + t];
+      constant += p * scales[kBlockTokens + t];
     }
     rows.constants[row] = constant;
+  }
+}
+
+void score_int8_block(Block<kKvInt8> block, const AttentionLayer& layer, const AttentionWork& work, const Rows& rows,
+                      float* scores, const uint8_t* next) {
+  const int size = 2 * rows.half;
+  const float* scales = block.key_scales(block);
+  int16_t* fine = (int16_t*)rows.queries;
+  for (int row = 0; row < rows.count; row++) {
+    const float* q = query(layer, work, row);
+    float* plain = rows.state;  // free until the split's scores are complete
+    for (int d = 0; d < rows.half; d++) {
+      plain[d] = q[2 * d] * scales[d];
+      plain[rows.half + d] = q[2 * d + 1] * scales[rows.half + d];
+    }
+    rows.constants[row] = quantize_finely(plain, size, fine + size_t(row) * size);
+  }
+  for_row_tiles(rows.count, [&]<int kRows>(int row) {
+    multiply_block_quads<kRows, false>(size / 4, fine + size_t(row) * size, size, rows.constants + row,
+                                       scores + size_t(row) * kScoreStride, kScoreStride, row == 0 ? next : nullptr,
+                                       128, [&](int i, int v) { return block.key_quads(block, i, v * kLanes); });
+  });
+}
+
+void mix_int8_block(Block<kKvInt8> block, const Rows& rows, const float* weights, float* out, const uint8_t* next) {
+  const int size = 2 * rows.half;
+  const float* scales = block.value_scales(block);
+  int16_t* fine = (int16_t*)rows.weights;
+  for (int row = 0; row < rows.count; row++) {
+    float plain[kBlockTokens];
+    for (int t = 0; t < kBlockTokens; t += kLanes) {
+      store(plain + t, mul(load(weights + size_t(row) * kScoreStride + t), load(scales + t)));
+    }
+    rows.constants[row] = quantize_finely(plain, kBlockTokens, fine + row * kBlockTokens);
+  }
+  if (next) next += key_bytes(kKvInt8, rows.half);
+  for (int dim = 0; dim < size; dim += kPanelRows) {
+    for_row_tiles(rows.count, [&]<int kRows>(int row) {
+      multiply_block_quads<kRows, true>(kBlockTokens / 4, fine + row * kBlockTokens, kBlockTokens, rows.constants + row,
+                                        out + size_t(row) * size + dim, size_t(size),
+                                        next && row == 0 ? next + dim * 4 : nullptr, size_t(size) * 4,
+                                        [&](int i, int v) { return block.value_quads(block, i, dim + v * kLanes); });
+    });
   }
 }
 
 template <int kFormat>
 void score_block(Block<kFormat> block, const AttentionLayer& layer, const AttentionWork& work, const Rows& rows,
                  float* scores, const uint8_t* next) {
-  if constexpr (kFormat == kKvInt8 || kFormat == kKvInt4) scale_queries<kFormat>(block, layer, work, rows);
+  if constexpr (kFormat == kKvInt4) scale_queries(block, layer, work, rows);
   for_row_tiles(rows.count, [&]<int kRows>(int row) {
     score_tile<kFormat, kRows>(block, layer, work, rows, row, scores + size_t(row) * kScoreStride,
                                row == 0 ? next : nullptr);
@@ -228,8 +207,8 @@ template <int kFormat>
 void mix_block(Block<kFormat> block, const Rows& rows, const float* weights, const uint16_t* narrow, float* out,
                const uint8_t* next) {
   int stride = kScoreStride;
-  if constexpr (kFormat == kKvInt8 || kFormat == kKvInt4) {
-    scale_weights<kFormat>(block, rows, weights);
+  if constexpr (kFormat == kKvInt4) {
+    scale_weights(block, rows, weights);
     weights = rows.weights;
     stride = kBlockTokens;
   }
@@ -284,7 +263,7 @@ void run_split(const AttentionLayer& layer, const AttentionWork& work, const Row
         score_block<kKvBf16>({at, rows.half}, layer, work, rows, scores, next);
         break;
       case kKvInt8:
-        score_block<kKvInt8>({at, rows.half}, layer, work, rows, scores, next);
+        score_int8_block({at, rows.half}, layer, work, rows, scores, next);
         break;
       default:
         score_block<kKvInt4>({at, rows.half}, layer, work, rows, scores, next);
@@ -311,7 +290,7 @@ void run_split(const AttentionLayer& layer, const AttentionWork& work, const Row
         mix_block<kKvBf16>({at, rows.half}, rows, weights, narrow, out, next);
         break;
       case kKvInt8:
-        mix_block<kKvInt8>({at, rows.half}, rows, weights, narrow, out, next);
+        mix_int8_block({at, rows.half}, rows, weights, out, next);
         break;
       default:
         mix_block<kKvInt4>({at, rows.half}, rows, weights, narrow, out, next);

@@ -3,8 +3,8 @@
 //
 //   f32    K [2 * half][32 tokens] fp32                   V [32 tokens][2 * half] fp32
 //   bf16   K [half][32 tokens][2: dims i, i + half]       V [16 token pairs][2 * half][2]
-//   int8   K [2 * half][32 tokens], then [2 * half] fp32 scales, one a channel
-//          V [32 tokens][2 * half], then [32] fp32 scales, one a token
+//   int8   K [half / 2 quads of dims][32 tokens][4], then [2 * half] fp32 scales, one a channel
+//          V [8 quads of tokens][2 * half][4], then [32] fp32 scales, one a token
 //   int4   K [half][32 tokens] bytes (dim i low, i + half high), then [2 * half] fp32 scales, [2 * half] fp32 minima
 //          V [16 token pairs][2 * half] bytes (even token low), then [32] fp32 scales, [32] fp32 minima
 #pragma once

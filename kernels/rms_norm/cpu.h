@@ -9,9 +9,9 @@ namespace quire {
 
 // The residual stream [tokens, k] and what the next matmul wants of it.
 struct Residual {
-  float* x = nullptr;             // [tokens][k]
-  Activation* normed = nullptr;   // x * gain; k and stride are the stream's
-  float* squares = nullptr;       // [k / 32][stride]
+  float* x = nullptr;            // [tokens][k]
+  Activation* normed = nullptr;  // x * gain; k and stride are the stream's
+  float* squares = nullptr;      // [k / 32][stride]
 };
 
 // How the stream is normed for its next reader.

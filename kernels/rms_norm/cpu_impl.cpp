@@ -1,6 +1,5 @@
-#include "kernels/rms_norm/cpu.h"
-
 #include "kernels/matmul/store.h"
+#include "kernels/rms_norm/cpu.h"
 #include "kernels/simd/simd.h"
 
 namespace quire::QUIRE_ISA {

@@ -1,5 +1,4 @@
 #include "kernels/rope/cpu.h"
-
 #include "kernels/simd/simd.h"
 
 namespace quire::QUIRE_ISA {
@@ -60,7 +59,8 @@ void rotate_and_store(const QkvTarget& target, const float* sums, int first, int
     alignas(64) float plain[kPanelRows];
     if (value_head) {
       QUIRE_UNROLL for (int v = 0; v < kPanelVectors; v++) store(plain + v * kLanes, x[v]);
-      uint8_t* block = target.blocks[token] + target.layer_offset + (head - target.heads - target.kv_heads) * head_bytes(target.kv_format, target.half);
+      uint8_t* block = target.blocks[token] + target.layer_offset +
+                       (head - target.heads - target.kv_heads) * head_bytes(target.kv_format, target.half);
       store_values(target, block + key_bytes(target.kv_format, target.half), slot, part * kPanelRows, plain);
       continue;
     }
@@ -79,7 +79,8 @@ void rotate_and_store(const QkvTarget& target, const float* sums, int first, int
         out[2 * i + 1] = plain[16 + i] * target.query_scale;
       }
     } else {
-      uint8_t* block = target.blocks[token] + target.layer_offset + (head - target.heads) * head_bytes(target.kv_format, target.half);
+      uint8_t* block = target.blocks[token] + target.layer_offset +
+                       (head - target.heads) * head_bytes(target.kv_format, target.half);
       store_keys(target, block, slot, dim, plain, plain + 16);
     }
   }

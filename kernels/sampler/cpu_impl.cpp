@@ -157,7 +157,7 @@ float nucleus_floor(const Row& row, float floor, double top_p, const SamplerScra
   const float least = bound > floor ? bound : floor;
   double target = top_p * all;
   float from = -1.5f, below = kInfinity;
-  while (from > least) {  // slabs that are kept as a whole
+  while (from > least) {  // whole slabs, until the one in which the target is reached
     const double sum = weight_within(row, from, below, scratch);
     if (sum >= target) break;
     target -= sum;

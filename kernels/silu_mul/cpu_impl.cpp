@@ -1,6 +1,5 @@
-#include "kernels/silu_mul/cpu.h"
-
 #include "kernels/matmul/store.h"
+#include "kernels/silu_mul/cpu.h"
 #include "kernels/simd/simd.h"
 
 namespace quire::QUIRE_ISA {

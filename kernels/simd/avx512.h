@@ -187,9 +187,7 @@ struct ByteDot {
 using ByteWeights = __m512i;
 QUIRE_INLINE void clear(ByteDot& dot) { dot.sums = _mm512_setzero_si512(); }
 QUIRE_INLINE ByteWeights prepare(B weights) { return _mm512_xor_si512(weights, _mm512_set1_epi8(char(0x80))); }
-QUIRE_INLINE void accumulate(ByteDot& dot, ByteWeights weights, B values) {
-  multiply_quads(dot.sums, weights, values);
-}
+QUIRE_INLINE void accumulate(ByteDot& dot, ByteWeights weights, B values) { multiply_quads(dot.sums, weights, values); }
 QUIRE_INLINE I total(ByteDot dot, int32_t value_sum) {
   return _mm512_sub_epi32(dot.sums, _mm512_set1_epi32(128 * value_sum));
 }

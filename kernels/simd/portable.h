@@ -121,9 +121,7 @@ QUIRE_INLINE F scale_by_power(F a, F whole) {
   return a * power;
 }
 
-QUIRE_INLINE float reduce_add(F v) {
-  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
-}
+QUIRE_INLINE float reduce_add(F v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 QUIRE_INLINE float reduce_max(F v) {
   float most = v[0];
   for (int i = 1; i < kLanes; i++) most = v[i] > most ? v[i] : most;

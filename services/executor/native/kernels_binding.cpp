@@ -13,8 +13,8 @@ namespace nb = nanobind;
 namespace quire {
 namespace {
 
-constexpr const char* kFormatNames[kFormatCount] = {"f32",    "bf16",    "q8",     "q8c",    "q4g32",
-                                                    "q4g64",  "q4g128",  "q4mg32", "q4mg64", "q4mg128"};
+constexpr const char* kFormatNames[kFormatCount] = {"f32",   "bf16",   "q8",     "q8c",    "q4g32",
+                                                    "q4g64", "q4g128", "q4mg32", "q4mg64", "q4mg128"};
 
 int checked_format(int format) {
   if (format < 0 || format >= kFormatCount) throw std::invalid_argument("unknown format " + std::to_string(format));
@@ -78,8 +78,8 @@ void bind_kernels(nb::module_& module) {
         return panel_bytes(format, k);
       },
       nb::arg("format"), nb::arg("k"), "Bytes of a panel of 32 rows.");
-  module.def("matmul", &matmul, nb::arg("values").noconvert(), nb::arg("packed").noconvert(), nb::arg("format"), nb::arg("rows"),
-             nb::arg("instruction_set"), nb::arg("chunk") = 48,
+  module.def("matmul", &matmul, nb::arg("values").noconvert(), nb::arg("packed").noconvert(), nb::arg("format"),
+             nb::arg("rows"), nb::arg("instruction_set"), nb::arg("chunk") = 48,
              "values [tokens, k] fp32 x a packed matrix [rows, k] -> fp32 [tokens, rows].");
 }
 

@@ -370,7 +370,8 @@ void Model::gate_up(const Op& op, size_t index, int thread) {
   const Shape& s = program_.shape;
   const Matrix& matrix = op.matrices[0];
   const ThreadSpace& mine = space_.threads[size_t(thread)];
-  const int tokens = inputs_->tokens(), groups = s.intermediate_size / 32, own_end = pool_->first_of(thread + 1, groups);
+  const int tokens = inputs_->tokens(), groups = s.intermediate_size / 32,
+            own_end = pool_->first_of(thread + 1, groups);
   const int forms = forms_of(program_.ops[index + 1]);
   const size_t bytes = panel_bytes(matrix.format, matrix.k);
   float* second_sums = mine.sums + kTokenTile * 32;

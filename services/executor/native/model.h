@@ -17,8 +17,8 @@ namespace quire {
 
 // Rows of a step whose logits are wanted, in ascending order of tokens within a call.
 struct WantedRow {
-  int token = 0;             // flattened
-  bool needs_logits = false; // else its argmax alone
+  int token = 0;              // flattened
+  bool needs_logits = false;  // else its argmax alone
 };
 
 // Called once per wanted row, on any thread: row, its logits [vocabulary] or null, its argmax (-1 where not finite, or

@@ -52,12 +52,14 @@ void bind_model(nb::module_& module) {
           "__init__",
           [](BoundModel* self, const ProgramBuilder& program, Bytes weights, std::shared_ptr<ThreadPool> pool,
              const std::string& instruction_set) {
-            if (reinterpret_cast<uintptr_t>(weights.data()) % 64) throw std::invalid_argument("weights must be 64-byte aligned");
+            if (reinterpret_cast<uintptr_t>(weights.data()) % 64)
+              throw std::invalid_argument("weights must be 64-byte aligned");
             new (self) BoundModel(program, weights, std::move(pool), kernels_for(instruction_set));
           },
           nb::arg("program"), nb::arg("weights").noconvert(), nb::arg("pool"), nb::arg("instruction_set"))
       .def(
-          "kv_block_bytes", [](BoundModel& self, const std::string& format) { return self.model().block_bytes(kv_format(format)); },
+          "kv_block_bytes",
+          [](BoundModel& self, const std::string& format) { return self.model().block_bytes(kv_format(format)); },
           nb::arg("kv_format"), "Bytes of one block of 32 tokens over all layers.")
       .def(
           "allocate_kv",
@@ -87,7 +89,8 @@ void bind_model(nb::module_& module) {
             nb::gil_scoped_release release;
             self.model().narrow_blocks({pairs.data(), pairs.size()}, which);
           },
-          nb::arg("pairs").noconvert(), nb::arg("kv_format"), "Rewrites full hot blocks (source, target) as int8 or int4.")
+          nb::arg("pairs").noconvert(), nb::arg("kv_format"),
+          "Rewrites full hot blocks (source, target) as int8 or int4.")
       .def(
           "step",
           [](BoundModel& self, Int32s token_ids, Int32s positions, Int32s query_starts, Int32s context_lengths,
@@ -97,8 +100,9 @@ void bind_model(nb::module_& module) {
                 make_inputs(token_ids, positions, query_starts, context_lengths, block_tables, block_formats), rows,
                 samplers, output_positions, scored);
           },
-          nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("query_starts").noconvert(), nb::arg("context_lengths").noconvert(),
-          nb::arg("block_tables").noconvert(), nb::arg("rows").noconvert(), nb::arg("samplers"), nb::arg("output_positions").noconvert(), nb::arg("scored"),
+          nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("query_starts").noconvert(),
+          nb::arg("context_lengths").noconvert(), nb::arg("block_tables").noconvert(), nb::arg("rows").noconvert(),
+          nb::arg("samplers"), nb::arg("output_positions").noconvert(), nb::arg("scored"),
           nb::arg("block_formats").noconvert() = nb::none(),
           R"(Computes a step and samples after flattened rows `rows` [R].
 
@@ -109,8 +113,10 @@ None means the hot one. Blocks that the step writes are hot.
 Returns (token ids int32 [R], -1 where logits were not finite; per row scores or None; per scored part scores). Scores
 are (log probabilities, ranks, alternatives' ids, their log probabilities). Raises ValueError, before anything is
 computed, where the inputs contradict each other or the model.)")
-      .def("logits", &logits, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("query_starts").noconvert(),
-           nb::arg("context_lengths").noconvert(), nb::arg("block_tables").noconvert(), nb::arg("rows").noconvert(), nb::arg("block_formats").noconvert() = nb::none(),
+      .def("logits", &logits, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),
+           nb::arg("query_starts").noconvert(), nb::arg("context_lengths").noconvert(),
+           nb::arg("block_tables").noconvert(), nb::arg("rows").noconvert(),
+           nb::arg("block_formats").noconvert() = nb::none(),
            "Computes a step and returns the logits [R, V] after flattened rows `rows`.");
 }
 

@@ -24,9 +24,9 @@ enum class OpKind { kEmbed, kQkv, kAttention, kAttentionOutput, kGateUp, kDown, 
 struct Op {
   OpKind kind = OpKind::kEmbed;
   int layer = 0;
-  Matrix matrices[3];             // q, k and v; else the first alone
-  const float* norm = nullptr;    // gains of the norm before this operation
-  const float* bias = nullptr;    // [rows of all matrices]
+  Matrix matrices[3];           // q, k and v; else the first alone
+  const float* norm = nullptr;  // gains of the norm before this operation
+  const float* bias = nullptr;  // [rows of all matrices]
 };
 
 // Sizes as the kernels see them: hidden and intermediate padded to 32, heads to whole rotary panels.

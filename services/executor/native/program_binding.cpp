@@ -1,3 +1,5 @@
+#include "services/executor/native/program_binding.h"
+
 #include <nanobind/stl/tuple.h>
 
 #include <stdexcept>
@@ -5,7 +7,6 @@
 
 #include "services/executor/native/bindings.h"
 #include "services/executor/native/program.h"
-#include "services/executor/native/program_binding.h"
 
 namespace nb = nanobind;
 
@@ -22,7 +23,8 @@ Matrix unbound(const PackedMatrix& packed) {
 
 }  // namespace
 
-ProgramBuilder& ProgramBuilder::add(OpKind kind, const std::vector<PackedMatrix>& matrices, int64_t norm, int64_t bias) {
+ProgramBuilder& ProgramBuilder::add(OpKind kind, const std::vector<PackedMatrix>& matrices, int64_t norm,
+                                    int64_t bias) {
   Op op;
   op.kind = kind;
   op.layer = layer_;
@@ -59,7 +61,8 @@ Program ProgramBuilder::bind(const uint8_t* weights, size_t size) const {
                                     std::to_string(matrix.format) + ", " + std::to_string(matrix.rows) + " x " +
                                     std::to_string(matrix.k) + " is not packed in whole panels and groups");
       }
-      matrix.data = at(offsets_[i].matrices[m], panel_bytes(matrix.format, matrix.k) * size_t(matrix.panels()), "a matrix");
+      matrix.data =
+          at(offsets_[i].matrices[m], panel_bytes(matrix.format, matrix.k) * size_t(matrix.panels()), "a matrix");
       rows += size_t(matrix.rows);
     }
     if (offsets_[i].norm >= 0) {
@@ -102,7 +105,8 @@ A matrix is (format, rows, k, byte offset into the weights); norms and biases ar
           nb::arg("vocab_size"), nb::arg("hidden_size"), nb::arg("head_count"), nb::arg("kv_head_count"),
           nb::arg("head_size"), nb::arg("intermediate_size"), nb::arg("context_length"), nb::arg("norm_epsilon"),
           nb::arg("attention_scale"), nb::arg("rotary_frequencies").noconvert())
-      .def("embed", [](Builder& b, PackedMatrix m) { b.add(OpKind::kEmbed, {m}, -1, -1); }, nb::arg("matrix"))
+      .def(
+          "embed", [](Builder& b, PackedMatrix m) { b.add(OpKind::kEmbed, {m}, -1, -1); }, nb::arg("matrix"))
       .def(
           "qkv",
           [](Builder& b, int64_t norm, PackedMatrix q, PackedMatrix k, PackedMatrix v, int64_t bias) {
@@ -111,15 +115,19 @@ A matrix is (format, rows, k, byte offset into the weights); norms and biases ar
           nb::arg("norm"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("bias") = -1)
       .def("attention", [](Builder& b) { b.add(OpKind::kAttention, {}, -1, -1); })
       .def(
-          "attention_output", [](Builder& b, PackedMatrix m, int64_t bias) { b.add(OpKind::kAttentionOutput, {m}, -1, bias); },
+          "attention_output",
+          [](Builder& b, PackedMatrix m, int64_t bias) { b.add(OpKind::kAttentionOutput, {m}, -1, bias); },
           nb::arg("matrix"), nb::arg("bias") = -1)
       .def(
-          "gate_up", [](Builder& b, int64_t norm, PackedMatrix m, int64_t bias) { b.add(OpKind::kGateUp, {m}, norm, bias); },
+          "gate_up",
+          [](Builder& b, int64_t norm, PackedMatrix m, int64_t bias) { b.add(OpKind::kGateUp, {m}, norm, bias); },
           nb::arg("norm"), nb::arg("matrix"), nb::arg("bias") = -1)
-      .def("down", [](Builder& b, PackedMatrix m, int64_t bias) { b.add(OpKind::kDown, {m}, -1, bias); },
-           nb::arg("matrix"), nb::arg("bias") = -1)
-      .def("head", [](Builder& b, int64_t norm, PackedMatrix m) { b.add(OpKind::kHead, {m}, norm, -1); }, nb::arg("norm"),
-           nb::arg("matrix"));
+      .def(
+          "down", [](Builder& b, PackedMatrix m, int64_t bias) { b.add(OpKind::kDown, {m}, -1, bias); },
+          nb::arg("matrix"), nb::arg("bias") = -1)
+      .def(
+          "head", [](Builder& b, int64_t norm, PackedMatrix m) { b.add(OpKind::kHead, {m}, norm, -1); },
+          nb::arg("norm"), nb::arg("matrix"));
 }
 
 }  // namespace quire

@@ -10,6 +10,7 @@
 
 namespace quire {
 
+// Must not observe while a step draws with it.
 class Sampler {
  public:
   // `rule` without its arrays, which follow. Throws std::invalid_argument naming the token id that is not in the

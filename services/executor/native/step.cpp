@@ -21,7 +21,8 @@ void check(const StepInputs& inputs, const Shape& shape, const int (&block_count
   if (inputs.block_tables.size() != size_t(sequences) * size_t(inputs.table_width)) {
     refuse("block_tables does not have a row per sequence");
   }
-  if (inputs.query_starts[0] != 0 || inputs.query_starts[sequences] != tokens) refuse("query_starts must span all tokens");
+  if (inputs.query_starts[0] != 0 || inputs.query_starts[sequences] != tokens)
+    refuse("query_starts must span all tokens");
   for (int i = 0; i < tokens; i++) {
     if (inputs.token_ids[i] < 0 || inputs.token_ids[i] >= shape.vocab_size) {
       refuse("token_ids[" + std::to_string(i) + "] is " + std::to_string(inputs.token_ids[i]) + ", not in 0.." +
@@ -35,10 +36,12 @@ void check(const StepInputs& inputs, const Shape& shape, const int (&block_count
     const int count = end - first;
     if (context < count || context > shape.context_length) refuse(name + " has a context length out of range");
     for (int i = 0; i < count; i++) {
-      if (inputs.positions[first + i] != context - count + i) refuse(name + ": positions do not end at its context length");
+      if (inputs.positions[first + i] != context - count + i)
+        refuse(name + ": positions do not end at its context length");
     }
     const int blocks = (context + kBlockTokens - 1) / kBlockTokens;
-    if (blocks > inputs.table_width) refuse(name + " needs " + std::to_string(blocks) + " blocks, its table is shorter");
+    if (blocks > inputs.table_width)
+      refuse(name + " needs " + std::to_string(blocks) + " blocks, its table is shorter");
     for (int b = 0; b < blocks; b++) {
       const size_t at = size_t(s) * inputs.table_width + b;
       const int format = inputs.block_formats ? inputs.block_formats[at] : hot_format;

@@ -101,8 +101,7 @@ void BoundModel::collect_scored(const nb::list& scored, int tokens) {
 
 void BoundModel::finish(Task& task, const float* logits, int32_t argmax, int thread) {
   const int vocab = model_.shape().vocab_size;
-  const SamplerScratch scratch =
-      sampler_scratch(reinterpret_cast<float*>(scratch_[size_t(thread)].data()), vocab);
+  const SamplerScratch scratch = sampler_scratch(reinterpret_cast<float*>(scratch_[size_t(thread)].data()), vocab);
   if (task.sampler) {
     task.token = model_.kernels().draw(logits, vocab, task.sampler->rule(), task.sampler->history(),
                                        task.output_position, nullptr, scratch);

@@ -1,0 +1,70 @@
+// The query rows of one piece of work: their memory, and their way through register tiles.
+#pragma once
+
+#include "kernels/paged_attention/cpu.h"
+#include "kernels/simd/simd.h"
+
+namespace quire::QUIRE_ISA {
+
+constexpr int kScoreStride = kSplitTokens + 16;  // not a power of two: rows must not share cache sets
+
+// A thread's memory for the query rows of one piece of work.
+struct Rows {
+  int count, half;
+  float* scores;     // [rows][kScoreStride]; then probabilities
+  uint16_t* narrow;  // [rows][kScoreStride] probabilities as bf16
+  float* queries;    // of one block where its keys have scales: [rows][half][2], int8 as int16 [rows][2 * half]
+  uint16_t* bf16;    // [rows][half][2] queries as bf16
+  float* weights;    // the same for its values: [rows][32] probabilities, int8 as int16 [rows][32]
+  float* constants;  // [rows] what minima add; int8: the scales of what became int16
+  float* state;      // a split's result
+  float* merged;     // all splits so far
+};
+
+QUIRE_INLINE Rows make_rows(float* scratch, int count, int half) {
+  Rows rows{count, half, scratch, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+  const size_t n = size_t(count), d = 2 * size_t(half);
+  float* at = scratch + n * kScoreStride;
+  rows.narrow = (uint16_t*)at;
+  at += n * kScoreStride;
+  rows.queries = at;
+  at += n * d;
+  rows.bf16 = (uint16_t*)at;
+  at += n * d;
+  rows.weights = at;
+  at += n * kBlockTokens;
+  rows.constants = at;
+  at += n;
+  rows.state = at;
+  at += state_floats(count, half);
+  rows.merged = at;
+  return rows;
+}
+
+// A state: [rows] maxima, [rows] sums, [rows][2 * half] weighted values.
+QUIRE_INLINE float* maxima(const Rows&, float* state) { return state; }
+QUIRE_INLINE float* sums(const Rows& rows, float* state) { return state + rows.count; }
+QUIRE_INLINE float* mixed(const Rows& rows, float* state) { return state + 2 * rows.count; }
+
+// Calls function<kRows>(row) for all rows, kAttentionRows at a time and then the rest.
+template <int kRows, class Function>
+QUIRE_INLINE void rest_of_rows(int left, Function tile) {
+  if constexpr (kRows > 0) {
+    if (left == kRows) {
+      tile.template operator()<kRows>();
+    } else {
+      rest_of_rows<kRows - 1>(left, tile);
+    }
+  }
+}
+
+template <class Function>
+QUIRE_INLINE void for_row_tiles(int count, Function function) {
+  int row = 0;
+  for (; row + kAttentionRows <= count; row += kAttentionRows) {
+    function.template operator()<kAttentionRows>(row);
+  }
+  rest_of_rows<kAttentionRows - 1>(count - row, [&]<int kRows>() { function.template operator()<kRows>(row); });
+}
+
+}  // namespace quire::QUIRE_ISA
