@@ -1,0 +1,154 @@
+"""Native matmul against the reference, every format on every instruction set of this machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kernels import _native
+from kernels.matmul.reference import matmul, unpack
+from services.executor.backends.cpu.formats import FORMATS, group_size, has_minimum, panel_bytes
+from services.executor.backends.cpu.panels import EncodedRows, write_rows
+from services.executor.backends.cpu.quantize import encode, round_to_bf16
+from tests.native import budgets
+from tests.native.packed_models import FUSED, SETS
+
+Float32 = NDArray[np.float32]
+
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 11, 47, 49, 97)
+"""Every register tile and its rests, and what does not fit one pass of the caller's."""
+BF16_ACTIVATIONS = "avx512_vnni"
+"""The set that rounds activations to bf16 where weights are bf16."""
+
+
+def pack(format_: str, values: Float32) -> NDArray[np.uint8]:
+    return write(format_, encode(format_, values), values.shape[1])
+
+
+def write(format_: str, rows: EncodedRows, k: int) -> NDArray[np.uint8]:
+    panels = np.full((len(rows.words) // 32, panel_bytes(format_, k)), 0xA5, np.uint8)
+    write_rows(format_, panels, slice(0, 32), rows)
+    return panels.reshape(-1)
+
+
+def multiply(
+    x: Float32, packed: NDArray[np.uint8], format_: str, rows: int, instruction_set: str, chunk: int
+) -> Float32:
+    found: Float32 = _native.matmul(x, packed, FORMATS[format_], rows, instruction_set, chunk)
+    return found
+
+
+def expected(format_: str, packed: NDArray[np.uint8], rows: int, x: Float32, instruction_set: str) -> Float32:
+    if (format_, instruction_set) == ("bf16", BF16_ACTIVATIONS):
+        x = (round_to_bf16(x).astype(np.uint32) << 16).view(np.float32)
+    return matmul(format_, packed, rows, x)
+
+
+def widths(format_: str) -> list[int]:
+    """The narrowest matrix, and an odd number of groups."""
+    return [max(32, group_size(format_)) * groups for groups in (1, 3)]
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("format_", FORMATS)
+def test_equals_the_reference(format_: str, instruction_set: str) -> None:
+    rng = np.random.default_rng(0)
+    for k in widths(format_):
+        packed = pack(format_, rng.normal(0, 1, (96, k)).astype(np.float32))
+        sizes = np.abs(unpack(format_, packed, 96, k))
+        for tokens in TOKENS:
+            # Rows of unlike sizes, so that a scale that goes astray shows.
+            x = (rng.normal(0, 1, (tokens, k)) * rng.uniform(0.1, 100, (tokens, 1))).astype(np.float32)
+            found = multiply(x, packed, format_, 96, instruction_set, chunk=48)
+            error = np.abs(found - expected(format_, packed, 96, x, instruction_set)) / (np.abs(x) @ sizes.T)
+            assert error.max() < budgets.of(budgets.MATMUL, format_), (k, tokens)
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_token_has_the_same_bits_in_any_chunk(format_: str, instruction_set: str) -> None:
+    rng = np.random.default_rng(1)
+    k = widths(format_)[1]
+    packed = pack(format_, rng.normal(0, 1, (64, k)).astype(np.float32))
+    x = rng.normal(0, 1, (53, k)).astype(np.float32)
+    whole = multiply(x, packed, format_, 64, instruction_set, chunk=53)
+    for chunk in (1, 2, 3, 4, 5, 6, 7, 11, 48):
+        assert np.array_equal(multiply(x, packed, format_, 64, instruction_set, chunk), whole), chunk
+    assert np.array_equal(multiply(x[50:51], packed, format_, 64, instruction_set, 1), whole[50:51])
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_fused_sets_agree_bit_for_bit(format_: str) -> None:
+    rng = np.random.default_rng(2)
+    k = widths(format_)[1]
+    packed = pack(format_, rng.normal(0, 1, (32, k)).astype(np.float32))
+    x = rng.normal(0, 1, (9, k)).astype(np.float32)
+    alike = [name for name in FUSED if (format_, name) != ("bf16", BF16_ACTIVATIONS)]
+    found = [multiply(x, packed, format_, 32, name, 9) for name in alike]
+    assert all(np.array_equal(one, found[0]) for one in found)
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("format_", FORMATS)
+def test_largest_values_are_exact(format_: str, instruction_set: str) -> None:
+    """No partial sum of integers saturates: weights and activations at their ends, all signs alike and mixed."""
+    k = widths(format_)[1]
+    size = group_size(format_) if group_size(format_) > 1 else k
+    rng = np.random.default_rng(3)
+    signs = np.stack([np.ones(k), -np.ones(k), *rng.choice([-1.0, 1.0], (30, k))])
+    scales = minima = None
+    match format_:
+        case "f32" | "bf16":
+            rows = encode(format_, (127 * signs).astype(np.float32))
+        case "q8" | "q8c":
+            quants = (127 * signs).astype(np.int8).reshape(32, -1, 32 if format_ == "q8" else k)
+            scales = np.ones(quants.shape[:2], np.float16 if format_ == "q8" else np.float32)
+            rows = EncodedRows(quants.view(np.uint32), scales)
+        case _:
+            quants = np.where(signs > 0, 15, 0).astype(np.uint8).reshape(32, -1, 2, 16)
+            bytes_ = quants[:, :, 0] | quants[:, :, 1] << 4
+            scales = np.ones((32, k // size), np.float16)
+            minima = np.full((32, k // size), -8, np.float16) if has_minimum(format_) else None
+            rows = EncodedRows(bytes_.reshape(32, k // size, -1).view(np.uint32), scales, minima)
+    packed = write(format_, rows, k)
+    most = 32767 if format_ == "q8" else 127
+    x = (most * np.concatenate((signs[:5], [np.resize([1, -1, 0], k)]))).astype(np.float32)
+    weights = unpack(format_, packed, 32, k).astype(np.int64)
+    exact = x.astype(np.int64) @ weights.T
+    found = multiply(x, packed, format_, 32, instruction_set, 6)
+    if format_ == "q8":  # such sums take more than the 24 bits of a float
+        assert (np.abs(found - exact) <= budgets.MATMUL["q8"] * (np.abs(x) @ np.abs(weights).T)).all()
+    else:
+        assert np.array_equal(found, exact)
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_shows_and_stays_in_its_row(format_: str, instruction_set: str, bad: float) -> None:
+    rng = np.random.default_rng(4)
+    k = widths(format_)[1]
+    packed = pack(format_, rng.normal(0, 1, (32, k)).astype(np.float32))
+    x = rng.normal(0, 1, (7, k)).astype(np.float32)
+    clean = multiply(x, packed, format_, 32, instruction_set, 7)
+    for at in (0, 5, 31, k - 1):
+        x[3, at], before = bad, x[3, at]
+        found = multiply(x, packed, format_, 32, instruction_set, 7)
+        x[3, at] = before
+        assert not np.isfinite(found[3]).any(), at
+        assert np.array_equal(np.delete(found, 3, 0), np.delete(clean, 3, 0)), at
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("format_", FORMATS)
+def test_tiny_and_zero_activations(format_: str, instruction_set: str) -> None:
+    """Values whose reciprocal overflows lose their bits, never more than that."""
+    rng = np.random.default_rng(5)
+    k = widths(format_)[1]
+    packed = pack(format_, rng.normal(0, 1, (32, k)).astype(np.float32))
+    x = rng.normal(0, 1, (6, k)).astype(np.float32) * np.float32([[0], [1e-45], [1e-40], [1e-38], [3e-37], [1e-36]])
+    found = multiply(x, packed, format_, 32, instruction_set, 6)
+    assert np.isfinite(found).all()
+    assert not found[0].any()
+    assert np.abs(found).max() < 1e-33

@@ -1,0 +1,25 @@
+"""How far native results may lie from exact ones, by format. Every test of native code takes its budget from here."""
+
+from __future__ import annotations
+
+MATMUL = {"f32": 5e-7, "bf16": 5e-7, "q8": 2e-7, "q8c": 2e-7, "q4g": 2e-7, "q4m": 5e-7}
+"""Largest error of an output against the reference of its format, as a share of the sum of its products' magnitudes."""
+
+LOGITS = {"exact": 1e-5, "rounded": 2e-2}
+"""Relative L2 error of logits against float64 on the same dequantized weights and the same rounding of what matrices
+multiply. `rounded`: here and there a value rounds to the other neighbour, for it came out a little differently."""
+
+KV = {"f32": 3e-5, "bf16": 1e-2, "int8": 2e-2, "int4": 0.25, "rounded": 1e-3}
+"""Relative L2 error of logits where the keys and values that they see are of a format; `rounded`: against a reference
+that rounds them in the same way."""
+
+LOGIT = 5e-4
+"""Largest difference of one logit between the native code and torch, both in fp32; logits reach about 10."""
+
+LOGPROB = 5e-4
+"""The same for log probabilities."""
+
+
+def of(budgets: dict[str, float], format_: str) -> float:
+    """The budget of a packed format; 4-bit ones of all group sizes share theirs."""
+    return budgets[format_ if format_ in budgets else format_[:3]]

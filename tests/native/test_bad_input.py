@@ -1,0 +1,383 @@
+"""What contradicts itself or the model is refused before anything is computed, and harms nothing that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels import _native
+from services.executor.backends.base import SampleRow, SamplingRule
+from services.executor.backends.cpu.samplers import sampler_of
+from tests.fixtures.models import make_rand_model
+from tests.native.packed_models import SETS, PackedModel, aligned, pack_model
+from tests.native.runs import Runs, ids_of
+
+CONTEXT, BLOCKS = 128, 8
+LEAST, MOST = -(2**31), 2**31 - 1
+REFUSED = (ValueError, TypeError)
+
+Step = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
+    return pack_model(make_rand_model(tmp_path_factory.mktemp("bad") / "model", 2, context_length=CONTEXT))
+
+
+def ints(*values: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.array(values, np.int32)
+
+
+def sampler(vocab: int, **rule: Any) -> _native.Sampler:
+    """Made when it is needed: the interpreter ends before what a module holds."""
+    made = sampler_of(SampleRow(0, SamplingRule(**rule), [1], []), vocab)
+    assert made is not None
+    return made
+
+
+class Victim:
+    """A sequence of 40 tokens, a step that would write over it, and its next step, which must come out as ever."""
+
+    def __init__(self, packed: PackedModel) -> None:
+        self.vocab = packed.spec.vocab_size
+        self.runs = Runs(packed, block_count=BLOCKS, threads=2)
+        self.model, ids = self.runs.model, ids_of(1, 45)
+        self.runs.feed({0: ids[:40], 1: [5]})
+        self._next = self.runs.inputs({0: ids[40:]})
+        self.expected = self.continued()
+        # Tokens 35 to 39 of the first sequence anew, others than they are, and one more of the second.
+        tables = self.runs.inputs({0: [1], 1: [2]})
+        self.step: Step = {
+            "token_ids": ints(9, 9, 9, 9, 9, 7),
+            "positions": ints(35, 36, 37, 38, 39, 1),
+            "query_starts": ints(0, 5, 6),
+            "context_lengths": ints(40, 2),
+            "block_tables": tables["block_tables"],
+            "block_formats": np.zeros_like(tables["block_formats"]),
+            "rows": ints(4, 5),
+            "samplers": [None, sampler(self.vocab)],
+            "output_positions": ints(0, 3),
+            "scored": [(0, ints(3, 4), 2)],
+        }
+
+    def continued(self) -> bytes:
+        logits = self.model.logits(**self._next, rows=ints(*range(5)))
+        return bytes(logits.tobytes())
+
+
+@pytest.fixture(scope="module")
+def victim(packed: PackedModel) -> Victim:
+    return Victim(packed)
+
+
+def element(name: str, at: int | tuple[int, int], value: int) -> Callable[[Step], None]:
+    def change(step: Step) -> None:
+        step[name] = step[name].copy()
+        step[name][at] = value
+
+    return change
+
+
+def whole(name: str, value: Any) -> Callable[[Step], None]:
+    """The argument itself, or what a function makes of it."""
+
+    def change(step: Step) -> None:
+        step[name] = value(step[name]) if callable(value) else value
+
+    return change
+
+
+ARRAYS = ("token_ids", "positions", "query_starts", "context_lengths", "block_tables")
+BAD: dict[str, Callable[[Step], None]] = {
+    **{f"token {token}": element("token_ids", 5, token) for token in (260, -1, MOST, LEAST)},
+    **{f"position {at}": element("positions", 2, at) for at in (0, 36, 38, 200, -1, MOST, LEAST)},
+    **{f"first position {at}": element("positions", 0, at) for at in (34, 36, -1, MOST, LEAST)},
+    **{f"query starts at {at}": element("query_starts", 0, at) for at in (1, -1, MOST, LEAST)},
+    **{f"queries cut at {at}": element("query_starts", 1, at) for at in (0, 6, 7, -1, MOST, LEAST)},
+    **{f"queries end at {at}": element("query_starts", 2, at) for at in (5, 7, 0, -1, MOST, LEAST)},
+    **{f"context {length}": element("context_lengths", 0, length) for length in (39, 41, 4, 0, 129, -1, MOST, LEAST)},
+    **{f"other context {length}": element("context_lengths", 1, length) for length in (1, 0, MOST, LEAST)},
+    **{f"block {block}": element("block_tables", (0, 1), block) for block in (-1, BLOCKS, MOST, LEAST)},
+    **{f"other block {block}": element("block_tables", (1, 0), block) for block in (-1, BLOCKS, MOST, LEAST)},
+    **{f"written block of format {number}": element("block_formats", (0, 1), number) for number in (1, 2, 3, 4, 255)},
+    **{f"read block of format {number}": element("block_formats", (0, 0), number) for number in (1, 2, 3, 4, 255)},
+    **{f"row {row}": element("rows", 0, row) for row in (-1, 6, MOST, LEAST)},
+    **{f"output position {at}": element("output_positions", 1, at) for at in (-1, LEAST)},
+    **{f"no {name}": whole(name, lambda array: array[:0]) for name in ARRAYS},
+    **{f"{name} short": whole(name, lambda array: array[:-1]) for name in (*ARRAYS, "rows", "samplers")},
+    **{f"{name} long": whole(name, lambda array: np.concatenate((array, array[-1:]))) for name in ARRAYS},
+    **{f"{name} int64": whole(name, lambda array: array.astype(np.int64)) for name in (*ARRAYS, "rows")},
+    **{f"{name} float32": whole(name, lambda array: array.astype(np.float32)) for name in (*ARRAYS, "rows")},
+    **{f"{name} of bytes swapped": whole(name, lambda array: array.astype(">i4")) for name in ARRAYS},
+    **{f"{name} with gaps": whole(name, lambda array: np.repeat(array, 2, -1)[..., ::2]) for name in ARRAYS},
+    **{f"{name} with an axis more": whole(name, lambda array: array[None]) for name in ARRAYS},
+    **{f"{name} None": whole(name, None) for name in (*ARRAYS, "rows", "samplers", "scored")},
+    **{f"{name} a list": whole(name, lambda array: array.tolist()) for name in ARRAYS},
+    "tables without columns": whole("block_tables", lambda array: array[:, :0].copy()),
+    "a table too narrow": whole("block_tables", lambda array: array[:, :1].copy()),
+    "formats of another shape": whole("block_formats", lambda array: array[:, :1].copy()),
+    "formats of int32": whole("block_formats", lambda array: array.astype(np.int32)),
+    "no output positions": whole("output_positions", ints()),
+    "a sampler of another vocabulary": whole("samplers", lambda _: [None, sampler(261)]),
+    "a number as sampler": whole("samplers", [None, 3]),
+    "a rule as sampler": whole("samplers", [SamplingRule(), None]),
+    **{f"scored from {row}": whole("scored", [(row, ints(3, 4), 2)]) for row in (-1, 5, 6, MOST, LEAST, 2**40)},
+    **{f"scored target {token}": whole("scored", [(0, ints(3, token), 2)]) for token in (-1, 260, MOST, LEAST)},
+    **{f"{count} alternatives": whole("scored", [(0, ints(3), count)]) for count in (-1, LEAST, 2**40)},
+    "scored without targets": whole("scored", [(0, 2)]),
+    "scored a list": whole("scored", [[0, ints(3), 2]]),
+    "scored a number": whole("scored", [3]),
+    "scored targets of int64": whole("scored", [(0, np.array([3]), 2)]),
+    "scored targets of a list": whole("scored", [(0, [3], 2)]),
+    "scored text": whole("scored", [("0", ints(3), 2)]),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_step_is_refused_and_computes_nothing(victim: Victim, name: str) -> None:
+    step = dict(victim.step)
+    BAD[name](step)
+    with pytest.raises(REFUSED) as error:
+        victim.model.step(**step)
+    assert str(error.value)
+    if any(step[key] is not victim.step[key] for key in (*ARRAYS, "block_formats")):
+        with pytest.raises(REFUSED):
+            victim.model.logits(**{key: step[key] for key in (*ARRAYS, "block_formats", "rows")})
+    assert victim.continued() == victim.expected
+
+
+def test_the_step_that_they_are_made_of_is_good(packed: PackedModel) -> None:
+    """And does write over the victim."""
+    victim = Victim(packed)
+    tokens, row_scores, prompt_scores = victim.model.step(**victim.step)
+    assert ((tokens >= 0) & (tokens < victim.vocab)).all()
+    assert row_scores == [None, None]
+    assert [len(part) for part in prompt_scores[0]] == [2, 2, 2, 2]
+    assert victim.continued() != victim.expected
+
+
+def test_more_alternatives_than_tokens_are_all_of_them(packed: PackedModel) -> None:
+    victim = Victim(packed)
+    step = victim.step | {"scored": [(0, ints(3), MOST)], "samplers": [None, sampler(victim.vocab, logprob_count=MOST)]}
+    _, row_scores, prompt_scores = victim.model.step(**step)
+    for scores in (row_scores[1], prompt_scores[0]):
+        assert [sorted(ids) for ids in scores[2]] == [list(range(victim.vocab))]
+
+
+@pytest.mark.parametrize("pairs", [[(0, BLOCKS)], [(-1, 0)], [(1, 2), (MOST, 0)], [(0, LEAST)]])
+def test_copies_outside_the_pool_copy_nothing(victim: Victim, pairs: list[tuple[int, int]]) -> None:
+    mine = victim.step["block_tables"][0, 1]
+    spoiling = np.array([(victim.step["block_tables"][1, 0], mine), *pairs], np.int32)
+    with pytest.raises(ValueError, match="pool"):
+        victim.model.copy_blocks(spoiling)
+    with pytest.raises(ValueError, match="pool"):
+        victim.model.narrow_blocks(spoiling, "int8")
+    assert victim.continued() == victim.expected
+
+
+@pytest.mark.parametrize(
+    "pairs", [np.zeros((2, 3), np.int32), np.zeros((2, 2), np.int64), np.zeros(2, np.int32), [(0, 1)]]
+)
+def test_pairs_of_another_kind(victim: Victim, pairs: Any) -> None:
+    with pytest.raises(REFUSED):
+        victim.model.copy_blocks(pairs)
+    with pytest.raises(REFUSED):
+        victim.model.narrow_blocks(pairs, "int8")
+
+
+def test_pools(packed: PackedModel) -> None:
+    model = packed.native(_native.ThreadPool(1), SETS[-1])
+    step = {
+        "token_ids": ints(1),
+        "positions": ints(0),
+        "query_starts": ints(0, 1),
+        "context_lengths": ints(1),
+        "block_tables": np.zeros((1, 1), np.int32),
+        "rows": ints(0),
+    }
+    with pytest.raises(ValueError, match="pool"):
+        model.logits(**step)  # before there is any pool
+    for count in (0, -1, LEAST):
+        with pytest.raises(ValueError, match="block_count"):
+            model.allocate_kv(count, "f32")
+    for name in ("", "fp8", "F32"):
+        with pytest.raises(ValueError, match="unknown KV format"):
+            model.allocate_kv(1, name)
+        with pytest.raises(ValueError, match="unknown KV format"):
+            model.kv_block_bytes(name)
+    with pytest.raises(ValueError, match="int8 or int4"):
+        model.narrow_blocks(np.zeros((1, 2), np.int32), "bf16")
+    model.allocate_kv(1, "f32")
+    expected = model.logits(**step)
+    with pytest.raises(ValueError, match="pool"):
+        model.narrow_blocks(np.zeros((1, 2), np.int32), "int4")  # there is no such pool
+    assert np.array_equal(model.logits(**step), expected)
+
+
+def test_a_pool_that_memory_cannot_hold_changes_nothing(tmp_path: Path) -> None:
+    """Blocks of 2.6 MB times 2^31: more than there are addresses."""
+    wide = pack_model(
+        make_rand_model(tmp_path / "wide", layers=20, heads=8, kv_heads=8, head_size=64, context_length=64)
+    )
+    runs = Runs(wide, block_count=2)
+    expected = runs.feed({0: [1, 2, 3]})[0]
+    with pytest.raises(MemoryError):
+        runs.model.allocate_kv(MOST, "f32")
+    with pytest.raises(MemoryError):
+        runs.model.allocate_kv(MOST, "bf16")
+    assert np.array_equal(runs.feed({1: [1, 2, 3]})[1], expected)
+    inputs = runs.inputs({1: [4]})
+    with pytest.raises(ValueError, match="pool"):
+        runs.model.logits(**(inputs | {"block_tables": np.full_like(inputs["block_tables"], 7)}), rows=ints(0))
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1025, MOST, 2**40, 1.5, "2", None])
+def test_thread_counts(threads: Any) -> None:
+    with pytest.raises(REFUSED):
+        _native.ThreadPool(threads)
+
+
+GOOD = {
+    "vocab_size": 70, "hidden_size": 40, "head_count": 4, "kv_head_count": 2, "head_size": 32, "intermediate_size": 64,
+    "context_length": 64, "norm_epsilon": 1e-5, "attention_scale": 0.2, "rotary_frequencies": np.ones(16),
+}  # fmt: skip
+F32, AT = _native.FORMATS["f32"], 0
+
+
+def matrix(rows: int, k: int, format_: int = F32, offset: int = AT) -> tuple[int, int, int, int]:
+    return (format_, rows, k, offset)
+
+
+def build(sizes: dict[str, Any] | None = None, **parts: Any) -> _native.Program:
+    """A program of one layer; `parts` replaces arguments, or calls, of its operations."""
+    program = _native.Program(**(GOOD | (sizes or {})))
+    calls = {
+        "embed": (matrix(96, 64),),
+        "qkv": (0, matrix(128, 64), matrix(64, 64), matrix(64, 64), -1),
+        "attention": (),
+        "attention_output": (matrix(64, 128), -1),
+        "gate_up": (0, matrix(128, 64), -1),
+        "down": (matrix(64, 64), -1),
+        "head": (0, matrix(96, 64)),
+    }
+    for name in parts.pop("order", calls):
+        getattr(program, name)(*parts.get(name, calls[name]))
+    return program
+
+
+def model_of(program: _native.Program, weights: Any = None, instruction_set: str = SETS[0]) -> _native.Model:
+    weights = aligned(1 << 17) if weights is None else weights
+    return _native.Model(program, weights, _native.ThreadPool(1), instruction_set)
+
+
+def test_the_program_that_bad_ones_are_made_of_is_good() -> None:
+    assert model_of(build()).kv_block_bytes("f32") == 2 * 2 * 32 * 32 * 4
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *({name: value} for name in GOOD if isinstance(GOOD[name], int) for value in (0, -32)),
+        *({name: 2**31} for name in GOOD if isinstance(GOOD[name], int)),
+        {"head_count": 3},
+        {"kv_head_count": 3},
+        {"head_size": 20},
+        {"intermediate_size": 50},
+        {"hidden_size": 65},
+        {"vocab_size": 97},
+        {"rotary_frequencies": np.ones(15)},
+        {"rotary_frequencies": np.ones(16, np.float32)},
+        {"rotary_frequencies": [1.0] * 16},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_sizes_that_do_not_fit(sizes: dict[str, Any]) -> None:
+    with pytest.raises(REFUSED):
+        model_of(build(sizes))
+
+
+ORDER = ["embed", "qkv", "attention", "attention_output", "gate_up", "down", "head"]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"order": ORDER[:-1]},
+        {"order": ORDER[1:]},
+        {"order": []},
+        {"order": [*ORDER, "head"]},
+        {"order": [ORDER[0], *ORDER[2:5], "attention", *ORDER[5:]]},
+        {"order": ["embed", "gate_up", "attention", "attention_output", "qkv", "down", "head"]},
+        {"qkv": (-1, matrix(128, 64), matrix(64, 64), matrix(64, 64), -1)},
+        {"gate_up": (-1, matrix(128, 64), -1)},
+        {"head": (-1, matrix(96, 64))},
+        {"embed": (matrix(64, 64),)},
+        {"embed": (matrix(96, 64, format_=10),)},
+        {"embed": (matrix(96, 64, format_=-1),)},
+        {"embed": (matrix(96, 64, offset=-64),)},
+        {"embed": (matrix(96, 64, offset=32),)},
+        {"embed": (matrix(96, 64, offset=1 << 17),)},
+        {"embed": (matrix(96, 64, offset=2**62),)},
+        {"embed": (matrix(0, 0),)},
+        {"embed": (matrix(-96, 64),)},
+        {"embed": ((F32, 96, 64),)},
+        {"down": (matrix(64, 64, format_=_native.FORMATS["q4g128"]), -1)},
+        {"down": (matrix(64, 96), -1)},
+        {"down": (matrix(64, 64), 32)},
+        {"down": (matrix(64, 64), (1 << 17) - 192)},
+        {"head": ((1 << 17) - 192, matrix(96, 64))},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_programs_that_do_not_fit(parts: dict[str, Any]) -> None:
+    with pytest.raises(REFUSED):
+        model_of(build(**parts))
+
+
+def test_weights_and_instruction_sets() -> None:
+    with pytest.raises(ValueError, match="aligned"):
+        model_of(build(), aligned((1 << 17) + 64)[32:])
+    with pytest.raises(ValueError, match="outside"):
+        model_of(build(), aligned(64))
+    with pytest.raises(REFUSED):
+        model_of(build(), aligned(1 << 17).view(np.float32))
+    with pytest.raises(ValueError, match=r"avx1024 .* portable"):
+        model_of(build(), instruction_set="avx1024")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rows": 31},
+        {"rows": -32},
+        {"rows": 64},
+        {"chunk": 0},
+        {"chunk": -1},
+        {"format": 10},
+        {"format": -1},
+        {"instruction_set": "avx1024"},
+        {"values": np.zeros((0, 64), np.float32)},
+        {"values": np.zeros((2, 33), np.float32)},
+        {"values": np.zeros((2, 0), np.float32)},
+        {"values": np.zeros((2, 64))},
+        {"packed": np.zeros(8191, np.uint8)},
+        {"packed": np.zeros(0, np.uint8)},
+    ],
+    ids=str,
+)
+def test_a_matmul_that_does_not_fit(changed: dict[str, Any]) -> None:
+    good: dict[str, Any] = {
+        "values": np.ones((2, 64), np.float32),
+        "packed": np.zeros(8192, np.uint8),
+        "format": F32,
+        "rows": 32,
+        "instruction_set": SETS[0],
+        "chunk": 2,
+    }
+    assert _native.matmul(**good).shape == (2, 32)
+    with pytest.raises(REFUSED):
+        _native.matmul(**(good | changed))
