@@ -61,11 +61,10 @@ Peak find_peak(const float* values, int count) {
   return peak;
 }
 
-// What `allowed` has no bit for becomes -inf.
+// What `allowed` has no bit for becomes -inf, up to a whole 32 of `values`.
 void keep_allowed(float* values, int vocab, const uint32_t* allowed) {
   for (int first = 0; first < vocab; first += 32) {
     uint32_t refused = ~allowed[first / 32];
-    if (vocab - first < 32) refused &= (1u << (vocab - first)) - 1;
     if (refused == ~0u) {
       for (int i = 0; i < 32; i += kLanes) store(values + first + i, splat(-kInfinity));
       continue;
