@@ -18,7 +18,7 @@
 #include <cstring>
 
 #define QUIRE_INLINE static inline __attribute__((always_inline))
-#if QUIRE_LEVEL > 0
+#if QUIRE_LEVEL > 0 && !defined(QUIRE_EMULATE_AVX512)
 #define QUIRE_UNROLL _Pragma("GCC unroll 16")
 #else
 #define QUIRE_UNROLL _Pragma("GCC unroll 1")
