@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--suites", type=_names(SUITES), default=tuple(SUITES), help=f"with commas, of {', '.join(SUITES)}")
     add("--peers", type=_names(PEERS), default=PEERS, help=f"with commas, of {', '.join(PEERS)}")
-    add("--rounds", type=int, default=5, help="how often every contestant is measured (default: 5)")
+    add("--rounds", type=int, default=3, help="how often every contestant is measured (default: 3)")
     add("--quick", action="store_true", help="tiny loads: shows that everything works, says nothing about speed")
     add("--threads", type=int, default=len(os.sched_getaffinity(0)), help="CPUs for everything (default: all)")
     add("--backend", default="auto", help="Quire's backend")

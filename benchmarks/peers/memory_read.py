@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=20)
     args = parser.parse_args()
     from kernels._native import read_bandwidth
-
+    from services.executor.backends.cpu.backend import CpuBackend
     from services.executor.batch import StepLimits
     from services.executor.bench import measure
     from services.executor.loader import make_loader
@@ -45,7 +45,9 @@ def main() -> int:
 
     wanted = {name: getattr(args, name) for name in ("model", "backend", "dtype", "threads")}
     model = make_loader(ExecutorSettings.model_validate(wanted | {"kv_blocks": 8}))("", args.model)
-    step_bytes = model.backend.weight_bytes
+    if not isinstance(model.backend, CpuBackend):
+        sys.exit(f"only the cpu backend knows how many bytes a step reads, not {model.backend.name}")
+    step_bytes = model.backend.weights.buffer.nbytes
     limits = StepLimits(1, 512)
     measure(model, limits, 1, PROMPT, 4)
     reads, steps = [read_bandwidth(step_bytes, args.threads, READ_SECONDS)], []

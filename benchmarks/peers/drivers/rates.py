@@ -23,7 +23,8 @@ def rates(seconds: Callable[[int, int, int], float], load: dict[str, Any]) -> di
         first = min(seconds(batch, prompt, 1) for _ in range(repeat))
         whole = min(seconds(batch, prompt, output) for _ in range(repeat))
         figures[f"prefill {batch}x{prompt}"] = batch * prompt / first
-        figures[f"decode {batch}"] = batch * (output - 1) / max(whole - first, 1e-9)
+        if whole > first:  # else the machine was too noisy to tell
+            figures[f"decode {batch}"] = batch * (output - 1) / (whole - first)
     long = load["prefill"]
     seconds(1, long, 1)
     figures[f"prefill {long}"] = long / min(seconds(1, long, 1) for _ in range(repeat))

@@ -55,7 +55,16 @@ def test_a_server_lives_as_long_as_its_block(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    command = [sys.executable, "-m", "http.server", port, "--bind", "127.0.0.1", "--directory", tmp_path]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "http.server",
+        port,
+        "--bind",
+        "127.0.0.1",
+        "--directory",
+        tmp_path,
+    ]
     before = children()
     with serving(command, f"http://127.0.0.1:{port}/", tmp_path / "log", 60.0):
         (pid,) = children() - before
