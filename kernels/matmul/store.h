@@ -40,16 +40,9 @@ QUIRE_INLINE void quantize_group_finely(const Activation& out, int token, int gr
   }
   const float largest = finite ? reduce_max(most) : __builtin_nanf("");
   const F inverse = splat(largest > 0 ? 32767.0f / largest : 0.0f);
-  alignas(64) int32_t rounded[kPanelRows];
-  QUIRE_UNROLL for (int v = 0; v < kPanelVectors; v++) {
-    store_int(rounded + v * kLanes, round_to_int(mul(values[v], inverse)));
-  }
   int16_t* q = out.int16 + size_t(token) * out.k + group * 32;
-  for (int i = 0; i < kPanelRows; i += 4) {
-    q[i] = int16_t(rounded[i]);
-    q[i + 1] = int16_t(rounded[i + 2]);
-    q[i + 2] = int16_t(rounded[i + 1]);
-    q[i + 3] = int16_t(rounded[i + 3]);
+  QUIRE_UNROLL for (int v = 0; v < kPanelVectors; v++) {
+    store_words(q + v * kLanes, round_to_int(swap_middle(mul(values[v], inverse))));
   }
   out.int16_scale[size_t(group) * out.stride + token] = largest * (1.0f / 32767.0f);
 }

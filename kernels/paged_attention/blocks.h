@@ -12,7 +12,6 @@ struct Block;
 
 template <>
 struct Block<kKvF32> {
-  static constexpr int kKeyRowBytes = 256;  // of a pair of dims
   const uint8_t* at;
   int half;
   QUIRE_INLINE Pairs keys(const Block& b, int d, int token) {
@@ -27,7 +26,6 @@ struct Block<kKvF32> {
 
 template <>
 struct Block<kKvBf16> {
-  static constexpr int kKeyRowBytes = 128;
   const uint8_t* at;
   int half;
   QUIRE_INLINE const uint16_t* key_pairs(const Block& b, int d, int token) {
@@ -42,7 +40,6 @@ struct Block<kKvBf16> {
 
 template <>
 struct Block<kKvInt8> {
-  static constexpr int kKeyRowBytes = 64;
   const uint8_t* at;
   int half;
   // Quads: dims 4d .. 4d + 3 of kLanes tokens; tokens 4t .. 4t + 3 of kLanes dims.
@@ -62,7 +59,6 @@ struct Block<kKvInt8> {
 
 template <>
 struct Block<kKvInt4> {
-  static constexpr int kKeyRowBytes = 32;
   const uint8_t* at;
   int half;
   QUIRE_INLINE Pairs keys(const Block& b, int d, int token) { return load_nibbles(b.at + d * kBlockTokens + token); }

@@ -43,8 +43,9 @@ constexpr size_t state_floats(int rows, int half) { return size_t(rows) * (2 * s
 
 namespace QUIRE_ISA {
 
-// All splits of the rows, merged as they come, into the layer's output.
-void attend(const AttentionLayer& layer, const AttentionWork& work, float* scratch);
+// All splits of the rows, merged as they come, into the layer's output. `following` is what the thread is likely to
+// do next, or null.
+void attend(const AttentionLayer& layer, const AttentionWork& work, const AttentionWork* following, float* scratch);
 
 // One split into `state`; and all `split_count` states [split][state_floats] of the rows into the layer's output.
 void attend_split(const AttentionLayer& layer, const AttentionWork& work, int split, float* scratch, float* state);

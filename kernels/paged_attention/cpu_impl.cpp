@@ -2,12 +2,11 @@
 #include "kernels/paged_attention/cpu.h"
 #include "kernels/paged_attention/int8_block.h"
 #include "kernels/paged_attention/rows.h"
+#include "kernels/paged_attention/softmax.h"
 #include "kernels/simd/simd.h"
 
 namespace quire::QUIRE_ISA {
 namespace {
-
-constexpr float kLowest = -3.0e38f;
 
 const float* query(const AttentionLayer& layer, const AttentionWork& work, int row) {
   const int group = layer.heads / layer.kv_heads, token = work.first_token + row / group;
@@ -25,17 +24,14 @@ QUIRE_INLINE int visible(const AttentionLayer& layer, const AttentionWork& work,
 // scores[r][32] = queries . keys of one block for kRows rows; queries [r][half][2].
 template <int kFormat, int kRows>
 QUIRE_INLINE void score_rows(Block<kFormat> block, const Rows& rows, int row, const float* const* queries,
-                             float* scores, const uint8_t* next) {
+                             float* scores, Ahead ahead) {
   F sums[kRows][kPanelVectors];
   QUIRE_UNROLL for (int r = 0; r < kRows; r++) {
     QUIRE_UNROLL for (int v = 0; v < kPanelVectors; v++) sums[r][v] = zero();
   }
+  Fetcher fetcher = make_fetcher(ahead, rows.half);
   for (int d = 0; d < rows.half; d++) {
-    if (next) {
-      QUIRE_UNROLL for (int i = 0; i < Block<kFormat>::kKeyRowBytes; i += 64) {
-        prefetch_far(next + size_t(d) * Block<kFormat>::kKeyRowBytes + i);
-      }
-    }
+    fetch(fetcher);
 #if QUIRE_LEVEL >= 3
     if constexpr (kFormat == kKvBf16) {
       QUIRE_UNROLL for (int r = 0; r < kRows; r++) {
@@ -65,19 +61,19 @@ QUIRE_INLINE void score_rows(Block<kFormat> block, const Rows& rows, int row, co
 
 template <int kFormat, int kRows>
 __attribute__((noinline)) void score_tile(Block<kFormat> block, const AttentionLayer& layer, const AttentionWork& work,
-                                          const Rows& rows, int row, float* scores, const uint8_t* next) {
+                                          const Rows& rows, int row, float* scores, Ahead ahead) {
   const float* queries[kRows];
   for (int r = 0; r < kRows; r++) {
     queries[r] = kFormat == kKvInt4 ? rows.queries + size_t(row + r) * rows.half * 2 : query(layer, work, row + r);
   }
-  score_rows<kFormat, kRows>(block, rows, row, queries, scores, next);
+  score_rows<kFormat, kRows>(block, rows, row, queries, scores, ahead);
 }
 
 // mixed[r][32 dims from `dim` on] += weights . values of one block; weights [r][stride].
 template <int kFormat, int kRows>
 __attribute__((noinline)) void mix_tile(Block<kFormat> block, const Rows& rows, int row, int dim, const float* weights,
                                         int stride, [[maybe_unused]] const uint16_t* narrow, float* mixed_rows,
-                                        const uint8_t* next) {
+                                        Ahead ahead) {
   const int size = 2 * rows.half;
   F sums[kRows][kPanelVectors];
   QUIRE_UNROLL for (int r = 0; r < kRows; r++) {
@@ -85,12 +81,9 @@ __attribute__((noinline)) void mix_tile(Block<kFormat> block, const Rows& rows, 
       sums[r][v] = load(mixed_rows + size_t(row + r) * size + dim + v * kLanes);
     }
   }
+  Fetcher fetcher = make_fetcher(ahead, kBlockTokens / 2);
   for (int t = 0; t < kBlockTokens / 2; t++) {
-    if (next) {
-      constexpr int kBytes = Block<kFormat>::kKeyRowBytes;  // values of 32 dims of two tokens take as much
-      const uint8_t* at = next + size_t(t) * (size_t(size) / 32) * kBytes + size_t(dim) / 32 * kBytes;
-      QUIRE_UNROLL for (int i = 0; i < kBytes; i += 64) prefetch_far(at + i);
-    }
+    fetch(fetcher);
 #if QUIRE_LEVEL >= 3
     if constexpr (kFormat == kKvBf16) {
       QUIRE_UNROLL for (int r = 0; r < kRows; r++) {
@@ -150,44 +143,39 @@ void scale_weights(Block<kKvInt4> block, const Rows& rows, const float* weights)
   }
 }
 
-void score_int8_block(Block<kKvInt8> block, const AttentionLayer& layer, const AttentionWork& work, const Rows& rows,
-                      float* scores, const uint8_t* next) {
+void score_int8_block(Block<kKvInt8> block, const Rows& rows, float* scores, Ahead ahead) {
   const int size = 2 * rows.half;
   const float* scales = block.key_scales(block);
   int16_t* fine = (int16_t*)rows.queries;
   for (int row = 0; row < rows.count; row++) {
-    const float* q = query(layer, work, row);
-    float* plain = rows.state;  // free until the split's scores are complete
-    for (int d = 0; d < rows.half; d++) {
-      plain[d] = q[2 * d] * scales[d];
-      plain[rows.half + d] = q[2 * d + 1] * scales[rows.half + d];
-    }
-    rows.constants[row] = quantize_finely(plain, size, fine + size_t(row) * size);
+    rows.constants[row] = fold_scales(rows.plain + size_t(row) * size, scales, size, fine + size_t(row) * size);
   }
   for_row_tiles(rows.count, [&]<int kRows>(int row) {
     multiply_block_quads<kRows, false>(size / 4, fine + size_t(row) * size, size, rows.constants + row,
-                                       scores + size_t(row) * kScoreStride, kScoreStride, row == 0 ? next : nullptr,
-                                       128, [&](int i, int v) { return block.key_quads(block, i, v * kLanes); });
+                                       scores + size_t(row) * kScoreStride, kScoreStride, row == 0 ? ahead : Ahead{},
+                                       [&](int i, int v) { return block.key_quads(block, i, v * kLanes); });
   });
 }
 
-void mix_int8_block(Block<kKvInt8> block, const Rows& rows, const float* weights, float* out, const uint8_t* next) {
+// The part of `ahead` that belongs to 32 of `size` dims.
+Ahead share(Ahead ahead, int dim, int size) {
+  if (!ahead.at) return ahead;
+  return {ahead.at + ahead.bytes * size_t(dim) / size_t(size), ahead.bytes * kPanelRows / size_t(size)};
+}
+
+void mix_int8_block(Block<kKvInt8> block, const Rows& rows, const float* weights, float* out, Ahead ahead) {
   const int size = 2 * rows.half;
   const float* scales = block.value_scales(block);
   int16_t* fine = (int16_t*)rows.weights;
   for (int row = 0; row < rows.count; row++) {
-    float plain[kBlockTokens];
-    for (int t = 0; t < kBlockTokens; t += kLanes) {
-      store(plain + t, mul(load(weights + size_t(row) * kScoreStride + t), load(scales + t)));
-    }
-    rows.constants[row] = quantize_finely(plain, kBlockTokens, fine + row * kBlockTokens);
+    rows.constants[row] =
+        fold_scales(weights + size_t(row) * kScoreStride, scales, kBlockTokens, fine + row * kBlockTokens);
   }
-  if (next) next += key_bytes(kKvInt8, rows.half);
   for (int dim = 0; dim < size; dim += kPanelRows) {
     for_row_tiles(rows.count, [&]<int kRows>(int row) {
       multiply_block_quads<kRows, true>(kBlockTokens / 4, fine + row * kBlockTokens, kBlockTokens, rows.constants + row,
                                         out + size_t(row) * size + dim, size_t(size),
-                                        next && row == 0 ? next + dim * 4 : nullptr, size_t(size) * 4,
+                                        row == 0 ? share(ahead, dim, size) : Ahead{},
                                         [&](int i, int v) { return block.value_quads(block, i, dim + v * kLanes); });
     });
   }
@@ -195,27 +183,27 @@ void mix_int8_block(Block<kKvInt8> block, const Rows& rows, const float* weights
 
 template <int kFormat>
 void score_block(Block<kFormat> block, const AttentionLayer& layer, const AttentionWork& work, const Rows& rows,
-                 float* scores, const uint8_t* next) {
+                 float* scores, Ahead ahead) {
   if constexpr (kFormat == kKvInt4) scale_queries(block, layer, work, rows);
   for_row_tiles(rows.count, [&]<int kRows>(int row) {
     score_tile<kFormat, kRows>(block, layer, work, rows, row, scores + size_t(row) * kScoreStride,
-                               row == 0 ? next : nullptr);
+                               row == 0 ? ahead : Ahead{});
   });
 }
 
 template <int kFormat>
 void mix_block(Block<kFormat> block, const Rows& rows, const float* weights, const uint16_t* narrow, float* out,
-               const uint8_t* next) {
+               Ahead ahead) {
   int stride = kScoreStride;
   if constexpr (kFormat == kKvInt4) {
     scale_weights(block, rows, weights);
     weights = rows.weights;
     stride = kBlockTokens;
   }
-  if (next) next += key_bytes(kFormat, rows.half);
   for (int dim = 0; dim < 2 * rows.half; dim += kPanelRows) {
     for_row_tiles(rows.count, [&]<int kRows>(int row) {
-      mix_tile<kFormat, kRows>(block, rows, row, dim, weights, stride, narrow, out, row == 0 ? next : nullptr);
+      mix_tile<kFormat, kRows>(block, rows, row, dim, weights, stride, narrow, out,
+                               row == 0 ? share(ahead, dim, 2 * rows.half) : Ahead{});
     });
   }
 }
@@ -226,47 +214,53 @@ const uint8_t* block_at(const AttentionLayer& layer, const AttentionWork& work, 
   return pool.base + size_t(work.blocks[index]) * pool.stride + work.kv_head * head_bytes(format, layer.half);
 }
 
-// Scores to probabilities 2^(score - maximum), zero from `count` to `end`; returns their sum.
-float softmax_row(float* scores, uint16_t* narrow, int count, int end, float* maximum) {
-  F most = splat(kLowest);
-  for (int i = 0; i < count; i += kLanes) {
-    most = max(select(first_lanes(count - i), load(scores + i), splat(kLowest)), most);
-  }
-  *maximum = reduce_max(most);
-  const F top = splat(*maximum);
-  F sum = zero();
-  for (int i = 0; i < end; i += kLanes) {
-    const F p = select(first_lanes(count - i), exp2(sub(load(scores + i), top)), zero());
-    sum = add(sum, p);
-    store(scores + i, p);
-  }
-  if constexpr (kBf16Products) {
-    for (int i = 0; i < end; i++) narrow[i] = to_bf16(scores[i]);
-  }
-  return reduce_add(sum);
+Ahead keys_of(const AttentionLayer& layer, const AttentionWork& work, int index) {
+  return {block_at(layer, work, index), key_bytes(work.formats[index], layer.half)};
+}
+
+Ahead values_of(const AttentionLayer& layer, const AttentionWork& work, int index) {
+  const size_t keys = key_bytes(work.formats[index], layer.half);
+  return {block_at(layer, work, index) + keys, value_bytes(work.formats[index], layer.half)};
+}
+
+// What a thread reads after a split: the first blocks of the next one, or of the next piece of work.
+struct After {
+  const AttentionWork* work = nullptr;
+  int first = 0, blocks = 0;
+};
+
+// What is read kAhead turns after turn `turn` of a split: its keys take `blocks` turns, then its values as many.
+constexpr int kAhead = 2;
+Ahead ahead_of(const AttentionLayer& layer, const AttentionWork& work, int first, int blocks, int turn, After after) {
+  turn += kAhead;
+  if (turn < blocks) return keys_of(layer, work, first + turn);
+  if (turn < 2 * blocks) return values_of(layer, work, first + turn - blocks);
+  turn -= 2 * blocks;
+  return turn < after.blocks ? keys_of(layer, *after.work, after.first + turn) : Ahead{};
 }
 
 // One split of all rows into `state`.
-void run_split(const AttentionLayer& layer, const AttentionWork& work, const Rows& rows, int split, float* state) {
+void run_split(const AttentionLayer& layer, const AttentionWork& work, const Rows& rows, int split, float* state,
+               After after) {
   const int start = split * kSplitTokens, first = split * kSplitBlocks;
   const int last = visible(layer, work, rows.count - 1, start);  // the last token sees most
   const int blocks = (last + kBlockTokens - 1) / kBlockTokens;
   for (int b = 0; b < blocks; b++) {
     const uint8_t* at = block_at(layer, work, first + b);
-    const uint8_t* next = b + 1 < blocks ? block_at(layer, work, first + b + 1) : nullptr;
+    const Ahead ahead = ahead_of(layer, work, first, blocks, b, after);
     float* scores = rows.scores + b * kBlockTokens;
     switch (work.formats[first + b]) {
       case kKvF32:
-        score_block<kKvF32>({at, rows.half}, layer, work, rows, scores, next);
+        score_block<kKvF32>({at, rows.half}, layer, work, rows, scores, ahead);
         break;
       case kKvBf16:
-        score_block<kKvBf16>({at, rows.half}, layer, work, rows, scores, next);
+        score_block<kKvBf16>({at, rows.half}, layer, work, rows, scores, ahead);
         break;
       case kKvInt8:
-        score_int8_block({at, rows.half}, layer, work, rows, scores, next);
+        score_int8_block({at, rows.half}, rows, scores, ahead);
         break;
       default:
-        score_block<kKvInt4>({at, rows.half}, layer, work, rows, scores, next);
+        score_block<kKvInt4>({at, rows.half}, layer, work, rows, scores, ahead);
     }
   }
   for (int row = 0; row < rows.count; row++) {
@@ -279,21 +273,21 @@ void run_split(const AttentionLayer& layer, const AttentionWork& work, const Row
   memset(out, 0, size_t(rows.count) * rows.half * 2 * sizeof(float));
   for (int b = 0; b < blocks; b++) {
     const uint8_t* at = block_at(layer, work, first + b);
-    const uint8_t* next = b + 1 < blocks ? block_at(layer, work, first + b + 1) : nullptr;
+    const Ahead ahead = ahead_of(layer, work, first, blocks, blocks + b, after);
     const float* weights = rows.scores + b * kBlockTokens;
     const uint16_t* narrow = rows.narrow + b * kBlockTokens;
     switch (work.formats[first + b]) {
       case kKvF32:
-        mix_block<kKvF32>({at, rows.half}, rows, weights, narrow, out, next);
+        mix_block<kKvF32>({at, rows.half}, rows, weights, narrow, out, ahead);
         break;
       case kKvBf16:
-        mix_block<kKvBf16>({at, rows.half}, rows, weights, narrow, out, next);
+        mix_block<kKvBf16>({at, rows.half}, rows, weights, narrow, out, ahead);
         break;
       case kKvInt8:
-        mix_int8_block({at, rows.half}, rows, weights, out, next);
+        mix_int8_block({at, rows.half}, rows, weights, out, ahead);
         break;
       default:
-        mix_block<kKvInt4>({at, rows.half}, rows, weights, narrow, out, next);
+        mix_block<kKvInt4>({at, rows.half}, rows, weights, narrow, out, ahead);
     }
   }
 }
@@ -338,10 +332,17 @@ void finish(const AttentionLayer& layer, const AttentionWork& work, const Rows& 
 
 Rows prepare(const AttentionLayer& layer, const AttentionWork& work, float* scratch) {
   const Rows rows = make_rows(scratch, work.token_count * (layer.heads / layer.kv_heads), layer.half);
-  if constexpr (kBf16Products) {
-    for (int row = 0; row < rows.count; row++) {
-      const float* q = query(layer, work, row);
-      for (int d = 0; d < 2 * rows.half; d++) rows.bf16[size_t(row) * 2 * rows.half + d] = to_bf16(q[d]);
+  const size_t size = 2 * size_t(rows.half);
+  for (int row = 0; row < rows.count; row++) {
+    const float* q = query(layer, work, row);
+    if constexpr (kBf16Products) {
+      for (size_t d = 0; d < size; d++) rows.bf16[size_t(row) * size + d] = to_bf16(q[d]);
+    }
+    if (layer.pools[kKvInt8].base) {
+      for (int d = 0; d < rows.half; d++) {
+        rows.plain[size_t(row) * size + d] = q[2 * d];
+        rows.plain[size_t(row) * size + rows.half + d] = q[2 * d + 1];
+      }
     }
   }
   return rows;
@@ -349,19 +350,25 @@ Rows prepare(const AttentionLayer& layer, const AttentionWork& work, float* scra
 
 }  // namespace
 
-void attend(const AttentionLayer& layer, const AttentionWork& work, float* scratch) {
+void attend(const AttentionLayer& layer, const AttentionWork& work, const AttentionWork* following, float* scratch) {
   const Rows rows = prepare(layer, work, scratch);
-  const int last = layer.positions[work.first_token + work.token_count - 1];
-  run_split(layer, work, rows, 0, rows.merged);
-  for (int split = 1; split * kSplitTokens <= last; split++) {
-    run_split(layer, work, rows, split, rows.state);
-    merge(layer, work, rows, split, rows.merged, rows.state);
+  const int splits = layer.positions[work.first_token + work.token_count - 1] / kSplitTokens + 1;
+  auto blocks_in = [&](const AttentionWork& other, int split) {
+    const int tokens = layer.positions[other.first_token + other.token_count - 1] + 1 - split * kSplitTokens;
+    return tokens >= kSplitTokens ? kSplitBlocks : (tokens + kBlockTokens - 1) / kBlockTokens;
+  };
+  for (int split = 0; split < splits; split++) {
+    const After after = split + 1 < splits ? After{&work, (split + 1) * kSplitBlocks, blocks_in(work, split + 1)}
+                        : following        ? After{following, 0, blocks_in(*following, 0)}
+                                           : After{};
+    run_split(layer, work, rows, split, split == 0 ? rows.merged : rows.state, after);
+    if (split > 0) merge(layer, work, rows, split, rows.merged, rows.state);
   }
   finish(layer, work, rows, rows.merged);
 }
 
 void attend_split(const AttentionLayer& layer, const AttentionWork& work, int split, float* scratch, float* state) {
-  run_split(layer, work, prepare(layer, work, scratch), split, state);
+  run_split(layer, work, prepare(layer, work, scratch), split, state, {});
 }
 
 void merge_splits(const AttentionLayer& layer, const AttentionWork& work, int split_count, const float* states,

@@ -13,6 +13,7 @@ struct Rows {
   int count, half;
   float* scores;     // [rows][kScoreStride]; then probabilities
   uint16_t* narrow;  // [rows][kScoreStride] probabilities as bf16
+  float* plain;      // [rows][2 * half] queries in the order of dims, where there are int8 blocks
   float* queries;    // of one block where its keys have scales: [rows][half][2], int8 as int16 [rows][2 * half]
   uint16_t* bf16;    // [rows][half][2] queries as bf16
   float* weights;    // the same for its values: [rows][32] probabilities, int8 as int16 [rows][32]
@@ -22,11 +23,16 @@ struct Rows {
 };
 
 QUIRE_INLINE Rows make_rows(float* scratch, int count, int half) {
-  Rows rows{count, half, scratch, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+  Rows rows{};
+  rows.count = count;
+  rows.half = half;
+  rows.scores = scratch;
   const size_t n = size_t(count), d = 2 * size_t(half);
   float* at = scratch + n * kScoreStride;
   rows.narrow = (uint16_t*)at;
   at += n * kScoreStride;
+  rows.plain = at;
+  at += n * d;
   rows.queries = at;
   at += n * d;
   rows.bf16 = (uint16_t*)at;
@@ -45,6 +51,21 @@ QUIRE_INLINE Rows make_rows(float* scratch, int count, int half) {
 QUIRE_INLINE float* maxima(const Rows&, float* state) { return state; }
 QUIRE_INLINE float* sums(const Rows& rows, float* state) { return state + rows.count; }
 QUIRE_INLINE float* mixed(const Rows& rows, float* state) { return state + 2 * rows.count; }
+
+// Fetches what comes next, a share of it with every turn of a loop.
+struct Fetcher {
+  const uint8_t* at;
+  int lines, share;
+};
+QUIRE_INLINE Fetcher make_fetcher(Ahead ahead, int turns) {
+  const int lines = ahead.at ? int((ahead.bytes + 63) / 64) : 0;
+  return {ahead.at, lines, (lines + turns - 1) / turns};
+}
+QUIRE_INLINE void fetch(Fetcher& fetcher) {
+  for (int i = 0; i < fetcher.share && fetcher.lines > 0; i++, fetcher.lines--, fetcher.at += 64) {
+    prefetch_far(fetcher.at);
+  }
+}
 
 // Calls function<kRows>(row) for all rows, kAttentionRows at a time and then the rest.
 template <int kRows, class Function>

@@ -117,6 +117,12 @@ QUIRE_INLINE void store_bytes(int8_t* p, I v) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
   _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
 }
+// Values that fit into 16 bits.
+QUIRE_INLINE void store_words(int16_t* p, I v) {
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1)));
+}
+// Every four lanes in the order 0, 2, 1, 3.
+QUIRE_INLINE F swap_middle(F v) { return _mm256_permute_ps(v, 0xd8); }
 
 // kLanes pairs of bf16 as two vectors: .low holds the first of each pair.
 struct Pairs {

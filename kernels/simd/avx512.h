@@ -103,6 +103,10 @@ QUIRE_INLINE F load_unsigned_bytes(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
 QUIRE_INLINE void store_bytes(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
+// Values that fit into 16 bits.
+QUIRE_INLINE void store_words(int16_t* p, I v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(v)); }
+// Every four lanes in the order 0, 2, 1, 3.
+QUIRE_INLINE F swap_middle(F v) { return _mm512_permute_ps(v, 0xd8); }
 
 // kLanes pairs of bf16 as two vectors: .low holds the first of each pair.
 struct Pairs {

@@ -172,6 +172,12 @@ QUIRE_INLINE F load_unsigned_bytes(const uint8_t* p) {
 QUIRE_INLINE void store_bytes(int8_t* p, I v) {
   for (int i = 0; i < kLanes; i++) p[i] = int8_t(v[i]);
 }
+// Values that fit into 16 bits.
+QUIRE_INLINE void store_words(int16_t* p, I v) {
+  for (int i = 0; i < kLanes; i++) p[i] = int16_t(v[i]);
+}
+// Every four lanes in the order 0, 2, 1, 3.
+QUIRE_INLINE F swap_middle(F v) { return F{v[0], v[2], v[1], v[3], v[4], v[6], v[5], v[7]}; }
 
 // kLanes pairs of bf16 as two vectors: .low holds the first of each pair.
 struct Pairs {

@@ -18,7 +18,7 @@ struct KernelTable {
   void (*add_residual)(const Residual&, NormFor, const float* sums, int first, int count, int panel, const float* bias);
   void (*inverse_rms)(const Residual&, int count, int hidden, float epsilon, float* out);
   void (*rotate_and_store)(const QkvTarget&, const float* sums, int first, int count, int panel, const float* bias);
-  void (*attend)(const AttentionLayer&, const AttentionWork&, float* scratch);
+  void (*attend)(const AttentionLayer&, const AttentionWork&, const AttentionWork* following, float* scratch);
   void (*attend_split)(const AttentionLayer&, const AttentionWork&, int split, float* scratch, float* state);
   void (*merge_splits)(const AttentionLayer&, const AttentionWork&, int split_count, const float* states,
                        float* scratch);

@@ -49,4 +49,7 @@ struct Program {
   std::vector<Op> ops;
 };
 
+// Throws std::invalid_argument naming the operation or size that does not fit.
+void check(const Program& program);
+
 }  // namespace quire
