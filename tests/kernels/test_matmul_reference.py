@@ -77,7 +77,7 @@ def test_products_of_whole_numbers_are_exact() -> None:
     packed = np.zeros(1088, np.uint8)
     packed[:1024] = weights.reshape(32, 8, 4).swapaxes(0, 1).reshape(-1).view(np.uint8)
     packed[1024:] = np.full(32, 1, np.float16).view(np.uint8)
-    x = rng.integers(-127, 128, (3, 32)).astype(np.float32)
-    x[:, 0] = 127
+    x = rng.integers(-32767, 32768, (3, 32)).astype(np.float32)
+    x[:, 0] = 32767  # a step is 1
     exact = x.astype(np.float64) @ weights.astype(np.float64).T
     np.testing.assert_allclose(matmul("q8", packed, 32, x), exact, rtol=1e-6)
