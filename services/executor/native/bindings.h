@@ -22,6 +22,7 @@ using Bytes = HostArray<const uint8_t, nanobind::ndim<1>>;
 void bind_kernels(nanobind::module_& module);
 void bind_model(nanobind::module_& module);
 void bind_program(nanobind::module_& module);
+void bind_read_bandwidth(nanobind::module_& module);
 void bind_sampler(nanobind::module_& module);
 
 }  // namespace quire

@@ -25,4 +25,5 @@ NB_MODULE(_native, module) {
   quire::bind_program(module);
   quire::bind_sampler(module);
   quire::bind_model(module);
+  quire::bind_read_bandwidth(module);
 }
