@@ -6,20 +6,31 @@
 
 namespace quire::QUIRE_ISA {
 
-// int8 to nearest, ties to even; scale = max |x| / 127. NaN and infinity give a scale that is not finite.
-QUIRE_INLINE void quantize_group(const Activation& out, int token, int group, const F (&values)[kPanelVectors]) {
+// The largest magnitude of 32 values; NaN where one is.
+QUIRE_INLINE float largest_of(const F (&values)[kPanelVectors]) {
   F most = abs(values[0]);
   bool finite = !any(not_a_number(values[0]));
   QUIRE_UNROLL for (int v = 1; v < kPanelVectors; v++) {
     most = max(most, abs(values[v]));
     finite &= !any(not_a_number(values[v]));
   }
-  const float largest = finite ? reduce_max(most) : __builtin_nanf("");
-  const F inverse = splat(largest > 0 ? 127.0f / largest : 0.0f);
+  return finite ? reduce_max(most) : __builtin_nanf("");
+}
+
+// The factor that makes `largest` become `steps`. 0 where there is none: all integers are zero then, and what is
+// neither tiny nor finite has a scale that says so.
+QUIRE_INLINE float inverse_scale(float largest, float steps) {
+  const float inverse = steps / largest;
+  return inverse < __builtin_inff() ? inverse : 0.0f;
+}
+
+// int8 to nearest, ties to even; scale = max |x| / 127. NaN and infinity give a scale that is not finite.
+QUIRE_INLINE void quantize_group(const Activation& out, int token, int group, const F (&values)[kPanelVectors]) {
+  const float largest = largest_of(values), inverse = inverse_scale(largest, 127.0f);
   int8_t* q = out.int8 + size_t(token) * out.k + group * 32;
   I sum = splat_int(0);
   QUIRE_UNROLL for (int v = 0; v < kPanelVectors; v++) {
-    const I rounded = round_to_int(mul(values[v], inverse));
+    const I rounded = inverse > 0 ? round_to_int(mul(values[v], splat(inverse))) : splat_int(0);
     store_bytes(q + v * kLanes, rounded);
     sum = add(sum, rounded);
   }
@@ -32,17 +43,11 @@ QUIRE_INLINE void quantize_group(const Activation& out, int token, int group, co
 
 // int16 to nearest, ties to even; scale = max |x| / 32767.
 QUIRE_INLINE void quantize_group_finely(const Activation& out, int token, int group, const F (&values)[kPanelVectors]) {
-  F most = abs(values[0]);
-  bool finite = !any(not_a_number(values[0]));
-  QUIRE_UNROLL for (int v = 1; v < kPanelVectors; v++) {
-    most = max(most, abs(values[v]));
-    finite &= !any(not_a_number(values[v]));
-  }
-  const float largest = finite ? reduce_max(most) : __builtin_nanf("");
-  const F inverse = splat(largest > 0 ? 32767.0f / largest : 0.0f);
+  const float largest = largest_of(values), inverse = inverse_scale(largest, 32767.0f);
   int16_t* q = out.int16 + size_t(token) * out.k + group * 32;
   QUIRE_UNROLL for (int v = 0; v < kPanelVectors; v++) {
-    store_words(q + v * kLanes, round_to_int(swap_middle(mul(values[v], inverse))));
+    const F scaled = swap_middle(mul(values[v], splat(inverse)));
+    store_words(q + v * kLanes, inverse > 0 ? round_to_int(scaled) : splat_int(0));
   }
   out.int16_scale[size_t(group) * out.stride + token] = largest * (1.0f / 32767.0f);
 }
