@@ -20,7 +20,7 @@ def missing(environment: Mapping[str, str], headers: Path) -> dict[str, str]:
     compilers = [shlex.split(environment["CXX"])[0]] if environment.get("CXX") else ["c++", "g++", "clang++"]
     found = {}
     if not any(shutil.which(compiler, path=environment.get("PATH")) for compiler in compilers):
-        found["g++"] = "a C++ compiler (GCC 11 or newer, or Clang 14 or newer)"
+        found["g++"] = "a C++ compiler (GCC 11 or newer, or Clang 18 or newer)"
     if not (headers / "Python.h").exists():
         found[f"python{sys.version_info.major}.{sys.version_info.minor}-dev"] = "the C headers of this Python"
     return found
