@@ -106,7 +106,7 @@ class Backend(Protocol):
     """A loaded model that computes steps. Not thread-safe: one thread steps it."""
 
     name: str
-    dtype: str  # of weights: "fp32", "bf16", "fp16", or quantized ones such as "q4_1"
+    dtype: str  # of weights: "fp32", "bf16", "fp16", or quantized ones, several joined: "q4_1+q8_0"
     kv_format: str  # of keys and values: "fp32", "bf16" or "fp16"
     device: str  # for people: instruction set or card
     spec: ModelSpec

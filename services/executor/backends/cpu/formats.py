@@ -30,7 +30,7 @@ _NATIVE = {"F32": "f32", "F16": "bf16", "BF16": "bf16", "Q4_0": "q4g32", "Q4_1":
 
 
 def group_size(format_: str) -> int:
-    """Columns that share a scale; 1 where columns share nothing."""
+    """Columns of a group, which share a scale; 1 for formats without groups (q8c has one scale a row)."""
     match format_:
         case "f32" | "bf16" | "q8c":
             return 1

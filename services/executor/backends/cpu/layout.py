@@ -21,6 +21,7 @@ _ALL, _LOW, _HIGH = slice(0, 32), slice(0, 16), slice(16, 32)
 
 
 def pad(count: int, step: int = PANEL_ROWS) -> int:
+    """`count` rounded up to a multiple of `step`."""
     return -(-count // step) * step
 
 

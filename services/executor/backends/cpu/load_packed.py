@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 
@@ -67,7 +68,8 @@ class _Packing:
 
     def in_memory(self) -> PackedWeights:
         memory = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # not every kernel has huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
         buffer = np.frombuffer(memory, np.uint8)
         self._fill(buffer)
         return self._contents().weights(buffer, mapped_bytes=0)
