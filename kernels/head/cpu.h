@@ -28,7 +28,7 @@ void clear_best(Best best, int rows);
 void head_panel(const HeadTarget& target, Best best, const float* sums, int first_token, int first_row, int count,
                 int panel);
 
-// The token of one row from the `threads` threads' best: the highest logit, the lowest id among equals; -1 where a
+// The token of one row from the best of `count` threads: the highest logit, the lowest id among equals; -1 where a
 // logit was NaN or +inf or all were -inf.
 int32_t best_token(const Best* threads, int count, int row);
 

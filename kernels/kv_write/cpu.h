@@ -1,4 +1,5 @@
-// Rewrites full blocks of keys and values in a narrower format.
+// Rewrites full blocks of keys and values in a narrower format. What a step computes is written by the epilogue in
+// kernels/rope.
 #pragma once
 
 #include "kernels/paged_attention/kv_layout.h"

@@ -14,9 +14,9 @@ struct Rows {
   float* scores;     // [rows][kScoreStride]; then probabilities
   uint16_t* narrow;  // [rows][kScoreStride] probabilities as bf16
   float* plain;      // [rows][2 * half] queries in the order of dims, where there are int8 blocks
-  float* queries;    // of one block where its keys have scales: [rows][half][2], int8 as int16 [rows][2 * half]
+  float* queries;    // times a block's scales of keys: [rows][half][2], for int8 as int16 [rows][2 * half]
   uint16_t* bf16;    // [rows][half][2] queries as bf16
-  float* weights;    // the same for its values: [rows][32] probabilities, int8 as int16 [rows][32]
+  float* weights;    // probabilities times a block's scales of values: [rows][32], for int8 as int16
   float* constants;  // [rows] what minima add; int8: the scales of what became int16
   float* state;      // a split's result
   float* merged;     // all splits so far

@@ -11,7 +11,7 @@ namespace quire {
 struct Residual {
   float* x = nullptr;            // [tokens][k]
   Activation* normed = nullptr;  // x * gain; k and stride are the stream's
-  float* squares = nullptr;      // [k / 32][stride]
+  float* squares = nullptr;      // [k / 32][stride], readable for a whole vector more
 };
 
 // How the stream is normed for its next reader.

@@ -4,9 +4,10 @@
 // packed matrix is 32 rows wide on every set: kPanelVectors vectors of kLanes floats. Everything is always_inline and
 // in a namespace of the set's own, so the linker can never pick one set's copy of a function for another.
 //
-//   F  kLanes floats                 load store splat add sub mul fma fnma max abs less_equal select ...
-//   I  kLanes int32                  splat_int to_float round_to_int
-//   B  4 * kLanes bytes              load_bytes splat_quad low_nibbles high_nibbles
+//   F     kLanes floats              load store splat add sub mul div fma fnma max abs round select ...
+//   I     kLanes int32               load_int store_int splat_int to_float round_to_int bit_and shift_left ...
+//   Mask  one truth a lane           greater equal less not_a_number both either any first_lanes
+//   B     4 * kLanes bytes           load_bytes splat_quad low_nibbles high_nibbles
 //   NibbleDot  sums of u4 x s8 over at most 8 quads a lane;  ByteDot  sums of s8 x s8;
 //      FineDot  sums of s8 x s16
 //

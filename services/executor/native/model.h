@@ -15,7 +15,7 @@
 
 namespace quire {
 
-// Rows of a step whose logits are wanted, in ascending order of tokens within a call.
+// A row of a step whose logits are wanted. Consecutive rows of consecutive tokens are multiplied together.
 struct WantedRow {
   int token = 0;              // flattened
   bool needs_logits = false;  // else its argmax alone
