@@ -13,16 +13,19 @@ constexpr size_t kHugePage = size_t(2) << 20;
 Memory::Memory(size_t bytes) : size_(bytes) {
   if (bytes == 0) return;
   const bool huge = bytes >= kHugePage;
-  mapped_ = (bytes + 4095) / 4096 * 4096;
+  mapped_ = (bytes + kGuardBytes + 4095) / 4096 * 4096;
   void* at = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED) throw std::bad_alloc();
   // Advice: where it is not taken, the pages are small and all works the same.
   if (huge) madvise(at, mapped_, MADV_HUGEPAGE);
   data_ = static_cast<uint8_t*>(at);
+  guard(data_ + bytes, mapped_ - bytes);
 }
 
 Memory::~Memory() {
-  if (data_) munmap(data_, mapped_);
+  if (!data_) return;
+  unguard(data_, mapped_);
+  munmap(data_, mapped_);
 }
 
 Memory::Memory(Memory&& other) noexcept
