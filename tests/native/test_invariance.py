@@ -107,7 +107,7 @@ def test_same_bits_in_long_contexts(folder: Path, kv_format: str, instruction_se
     """Few tokens of long contexts are split among threads, many are not; splits end every 256 tokens."""
     path = folder / "long"
     if not path.exists():
-        make_rand_model(path, 6, context_length=CONTEXT, layers=1, heads=3, kv_heads=1, head_size=32)
+        make_rand_model(path, 6, context_length=CONTEXT, layers=2, heads=3, kv_heads=1, head_size=32)
     packed, ids = pack_model(path), ids_of(1, 1100)
     whole = Runs(packed, kv_format=kv_format, instruction_set=instruction_set).feed({0: ids})[0]
     runs = Runs(packed, kv_format=kv_format, instruction_set=instruction_set, threads=3, seed=1)
