@@ -54,7 +54,7 @@ class Runs:
         return np.concatenate([self.feed({sequence: part})[sequence] for part in parts])
 
     def inputs(self, chunks: Mapping[int, Sequence[int]]) -> Arrays:
-        """The arrays of a step over these tokens; takes them for computed."""
+        """The arrays of a step over these tokens, which count as computed; formats only where some block is not hot."""
         counts = [len(tokens) for tokens in chunks.values()]
         starts = [self.computed.get(sequence, 0) for sequence in chunks]
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
@@ -67,14 +67,16 @@ class Runs:
         padded = np.full((len(tables), max(map(len, tables)) + 1, 2), -1, np.int32)
         for row, table in zip(padded, tables, strict=True):
             row[: len(table)] = table
-        return {
+        arrays = {
             "token_ids": np.concatenate([np.array(tokens, np.int32) for tokens in chunks.values()]),
             "positions": np.concatenate([np.arange(*ends, dtype=np.int32) for ends in zip(starts, ends, strict=True)]),
             "query_starts": np.cumsum([0, *counts], dtype=np.int32),
             "context_lengths": np.array(ends, np.int32),
             "block_tables": np.ascontiguousarray(padded[..., 1]),
-            "block_formats": np.ascontiguousarray(padded[..., 0]).astype(np.uint8),
         }
+        if any(format_ != self.hot for table in tables for format_, _ in table):
+            arrays["block_formats"] = np.ascontiguousarray(padded[..., 0]).astype(np.uint8)
+        return arrays
 
     def narrow(self, sequence: int, places: Iterable[int], kv_format: str) -> None:
         """Rewrites these full blocks of a sequence in a narrower format."""

@@ -57,7 +57,7 @@ class Victim:
             "query_starts": ints(0, 5, 6),
             "context_lengths": ints(40, 2),
             "block_tables": tables["block_tables"],
-            "block_formats": np.zeros_like(tables["block_formats"]),
+            "block_formats": np.zeros(tables["block_tables"].shape, np.uint8),
             "rows": ints(4, 5),
             "samplers": [None, sampler(self.vocab)],
             "output_positions": ints(0, 3),
@@ -216,6 +216,16 @@ def test_pools(packed: PackedModel) -> None:
     with pytest.raises(ValueError, match="pool"):
         model.narrow_blocks(np.zeros((1, 2), np.int32), "int4")  # there is no such pool
     assert np.array_equal(model.logits(**step), expected)
+
+
+def test_another_pool_begins_anew(packed: PackedModel) -> None:
+    ids = ids_of(4, 50)
+    expected = Runs(packed, kv_format="bf16").feed({0: ids})[0]
+    runs = Runs(packed, kv_format="f32")
+    assert not np.array_equal(runs.feed({0: ids})[0], expected)
+    runs.model.allocate_kv(2, "bf16")
+    inputs = runs.inputs({1: ids}) | {"block_tables": np.array([[1, 0]], np.int32)}
+    assert np.array_equal(runs.model.logits(**inputs, rows=ints(*range(50))), expected)
 
 
 def test_a_pool_that_memory_cannot_hold_changes_nothing(tmp_path: Path) -> None:
