@@ -49,8 +49,11 @@ Range full_range(int count, Value x) {
   return {(most - least) / 15.0f, least};
 }
 
-int quantized(float x, Range range) {
-  return range.scale > 0 ? int(__builtin_rintf((x - range.minimum) / range.scale)) : 0;
+// Within least .. most, whatever rounding or a value that is not finite would give.
+int quantized(float x, Range range, int least, int most) {
+  if (!(range.scale > 0)) return 0;
+  const float steps = __builtin_rintf((x - range.minimum) / range.scale);
+  return steps > float(least) ? (steps < float(most) ? int(steps) : most) : least;
 }
 
 void narrow_to_int8(int from, const uint8_t* source, uint8_t* target, int half) {
@@ -60,7 +63,8 @@ void narrow_to_int8(int from, const uint8_t* source, uint8_t* target, int half) 
     const Range range = symmetric_range(kBlockTokens, [&](int t) { return key(from, source, half, d, t); });
     key_scales[d] = range.scale;
     for (int t = 0; t < kBlockTokens; t++) {
-      target[(d / 4 * kBlockTokens + t) * 4 + d % 4] = uint8_t(quantized(key(from, source, half, d, t), range));
+      target[(d / 4 * kBlockTokens + t) * 4 + d % 4] =
+          uint8_t(quantized(key(from, source, half, d, t), range, -127, 127));
     }
   }
   uint8_t* values = target + key_bytes(kKvInt8, half);
@@ -69,7 +73,7 @@ void narrow_to_int8(int from, const uint8_t* source, uint8_t* target, int half) 
     const Range range = symmetric_range(size, [&](int d) { return value(from, source, half, d, t); });
     value_scales[t] = range.scale;
     for (int d = 0; d < size; d++) {
-      values[(t / 4 * size + d) * 4 + t % 4] = uint8_t(quantized(value(from, source, half, d, t), range));
+      values[(t / 4 * size + d) * 4 + t % 4] = uint8_t(quantized(value(from, source, half, d, t), range, -127, 127));
     }
   }
 }
@@ -83,7 +87,8 @@ void narrow_to_int4(int from, const uint8_t* source, uint8_t* target, int half) 
     key_scales[d] = range.scale;
     key_scales[size + d] = range.minimum;
     for (int t = 0; t < kBlockTokens; t++) {
-      target[d % half * kBlockTokens + t] |= uint8_t(quantized(key(from, source, half, d, t), range) << (d / half * 4));
+      target[d % half * kBlockTokens + t] |=
+          uint8_t(quantized(key(from, source, half, d, t), range, 0, 15) << (d / half * 4));
     }
   }
   uint8_t* values = target + key_bytes(kKvInt4, half);
@@ -94,7 +99,7 @@ void narrow_to_int4(int from, const uint8_t* source, uint8_t* target, int half) 
     value_scales[t] = range.scale;
     value_scales[kBlockTokens + t] = range.minimum;
     for (int d = 0; d < size; d++) {
-      values[t / 2 * size + d] |= uint8_t(quantized(value(from, source, half, d, t), range) << (t % 2 * 4));
+      values[t / 2 * size + d] |= uint8_t(quantized(value(from, source, half, d, t), range, 0, 15) << (t % 2 * 4));
     }
   }
 }

@@ -32,10 +32,10 @@ enum Format : int32_t {
   kFormatCount,
 };
 
-constexpr bool has_minimum(int format) { return format >= kQ4MinGroup32; }
+static constexpr bool has_minimum(int format) { return format >= kQ4MinGroup32; }
 
 // Values of k that share a scale, as far as k must be a multiple of it.
-constexpr int group_size(int format) {
+static constexpr int group_size(int format) {
   switch (format) {
     case kQ4Group64:
     case kQ4MinGroup64:
@@ -48,7 +48,7 @@ constexpr int group_size(int format) {
   }
 }
 
-constexpr size_t panel_bytes(int format, int k) {
+static constexpr size_t panel_bytes(int format, int k) {
   const size_t n = size_t(k);
   switch (format) {
     case kF32:

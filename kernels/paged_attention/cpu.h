@@ -36,10 +36,10 @@ struct AttentionWork {
 };
 
 // Floats that a thread needs for `rows` query rows; and that the result of one split of them takes.
-constexpr size_t scratch_floats(int rows, int half) {
-  return size_t(rows) * (2 * (kSplitTokens + 16) + 12 * size_t(half) + 48);
+static constexpr size_t scratch_floats(int rows, int half) {
+  return size_t(rows) * (2 * (kSplitTokens + 16) + 10 * size_t(half) + kBlockTokens + 5);
 }
-constexpr size_t state_floats(int rows, int half) { return size_t(rows) * (2 * size_t(half) + 2); }
+static constexpr size_t state_floats(int rows, int half) { return size_t(rows) * (2 * size_t(half) + 2); }
 
 namespace QUIRE_ISA {
 

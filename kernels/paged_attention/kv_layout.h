@@ -18,7 +18,7 @@ constexpr int kBlockTokens = 32;
 
 enum KvFormat : uint8_t { kKvF32, kKvBf16, kKvInt8, kKvInt4, kKvFormatCount };
 
-constexpr size_t key_bytes(int format, int half) {
+static constexpr size_t key_bytes(int format, int half) {
   const size_t n = size_t(half) * 2 * kBlockTokens, channels = size_t(half) * 2;
   switch (format) {
     case kKvF32:
@@ -32,7 +32,7 @@ constexpr size_t key_bytes(int format, int half) {
   }
 }
 
-constexpr size_t value_bytes(int format, int half) {
+static constexpr size_t value_bytes(int format, int half) {
   const size_t n = size_t(half) * 2 * kBlockTokens;
   switch (format) {
     case kKvF32:
@@ -46,6 +46,6 @@ constexpr size_t value_bytes(int format, int half) {
   }
 }
 
-constexpr size_t head_bytes(int format, int half) { return key_bytes(format, half) + value_bytes(format, half); }
+static constexpr size_t head_bytes(int format, int half) { return key_bytes(format, half) + value_bytes(format, half); }
 
 }  // namespace quire

@@ -60,7 +60,6 @@ QUIRE_INLINE F to_float(I a) { return _mm256_cvtepi32_ps(a); }
 QUIRE_INLINE I round_to_int(F a) { return _mm256_cvtps_epi32(a); }
 QUIRE_INLINE I as_bits(F a) { return _mm256_castps_si256(a); }
 QUIRE_INLINE F from_bits(I a) { return _mm256_castsi256_ps(a); }
-QUIRE_INLINE I bit_and(I a, I b) { return _mm256_and_si256(a, b); }
 QUIRE_INLINE I bit_xor(I a, I b) { return _mm256_xor_si256(a, b); }
 QUIRE_INLINE I shift_left(I a, int bits) { return _mm256_slli_epi32(a, bits); }
 QUIRE_INLINE I shift_right(I a, int bits) { return _mm256_srli_epi32(a, bits); }  // zeros come in
@@ -103,15 +102,6 @@ QUIRE_INLINE int32_t reduce_add(I v) {
 }
 
 QUIRE_INLINE F load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
-QUIRE_INLINE F load_bf16(const uint16_t* p) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
-}
-QUIRE_INLINE F load_signed_bytes(const int8_t* p) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
-}
-QUIRE_INLINE F load_unsigned_bytes(const uint8_t* p) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
-}
 // Values within [-128, 127].
 QUIRE_INLINE void store_bytes(int8_t* p, I v) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));

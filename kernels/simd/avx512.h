@@ -62,7 +62,6 @@ QUIRE_INLINE F to_float(I a) { return _mm512_cvtepi32_ps(a); }
 QUIRE_INLINE I round_to_int(F a) { return _mm512_cvtps_epi32(a); }
 QUIRE_INLINE I as_bits(F a) { return _mm512_castps_si512(a); }
 QUIRE_INLINE F from_bits(I a) { return _mm512_castsi512_ps(a); }
-QUIRE_INLINE I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
 QUIRE_INLINE I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
 QUIRE_INLINE I shift_left(I a, int bits) { return _mm512_slli_epi32(a, bits); }
 QUIRE_INLINE I shift_right(I a, int bits) { return _mm512_srli_epi32(a, bits); }  // zeros come in
@@ -93,15 +92,6 @@ QUIRE_INLINE float reduce_max(F v) { return _mm512_reduce_max_ps(v); }
 QUIRE_INLINE int32_t reduce_add(I v) { return _mm512_reduce_add_epi32(v); }
 
 QUIRE_INLINE F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
-QUIRE_INLINE F load_bf16(const uint16_t* p) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
-}
-QUIRE_INLINE F load_signed_bytes(const int8_t* p) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
-}
-QUIRE_INLINE F load_unsigned_bytes(const uint8_t* p) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
-}
 QUIRE_INLINE void store_bytes(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
 // Values that fit into 16 bits.
 QUIRE_INLINE void store_words(int16_t* p, I v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(v)); }

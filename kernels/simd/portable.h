@@ -87,7 +87,6 @@ QUIRE_INLINE I round_to_int(F a) {
 }
 QUIRE_INLINE I as_bits(F a) { return (I)a; }
 QUIRE_INLINE F from_bits(I a) { return (F)a; }
-QUIRE_INLINE I bit_and(I a, I b) { return a & b; }
 QUIRE_INLINE I bit_xor(I a, I b) { return a ^ b; }
 typedef uint32_t U __attribute__((vector_size(32)));
 QUIRE_INLINE I shift_left(I a, int bits) { return (I)((U)a << bits); }
@@ -150,23 +149,6 @@ QUIRE_INLINE float half_to_float(uint16_t h) {
 QUIRE_INLINE F load_half(const uint16_t* p) {
   F v;
   for (int i = 0; i < kLanes; i++) v[i] = half_to_float(p[i]);
-  return v;
-}
-QUIRE_INLINE F load_bf16(const uint16_t* p) {
-  uint32_t bits[kLanes];
-  for (int i = 0; i < kLanes; i++) bits[i] = uint32_t(p[i]) << 16;
-  F v;
-  memcpy(&v, bits, sizeof v);
-  return v;
-}
-QUIRE_INLINE F load_signed_bytes(const int8_t* p) {
-  F v;
-  for (int i = 0; i < kLanes; i++) v[i] = float(p[i]);
-  return v;
-}
-QUIRE_INLINE F load_unsigned_bytes(const uint8_t* p) {
-  F v;
-  for (int i = 0; i < kLanes; i++) v[i] = float(p[i]);
   return v;
 }
 QUIRE_INLINE void store_bytes(int8_t* p, I v) {

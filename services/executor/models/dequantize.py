@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from services.executor.models.weights import Bytes, StoredTensor
+from services.executor.models.weights import Bytes, StoredTensor, load_failed
 
 Float32 = NDArray[np.float32]
 _PIECE_VALUES = 1 << 16
@@ -43,8 +43,11 @@ def _float32(format_: str, data: Bytes) -> Float32:
         case "Q4_1":
             return _q4_1(data.reshape(-1, 20))
     # Imported where it is needed: it takes a while, and most files need none of it.
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import dequantize
+    try:
+        from gguf.constants import GGMLQuantizationType
+        from gguf.quants import dequantize
+    except ImportError as error:
+        raise load_failed(f"weights in {format_} need the package gguf: pip install gguf") from error
 
     return np.asarray(dequantize(data.reshape(-1), GGMLQuantizationType[format_]), np.float32)
 

@@ -19,6 +19,9 @@ Model::Model(Program program, std::shared_ptr<ThreadPool> pool, const KernelTabl
   const Shape& s = program_.shape;
   rotations_ = Memory(size_t(s.context_length) * s.half * 2 * sizeof(float));
   for (const ThreadSpace& thread : space_.threads) bests_.push_back(thread.best);
+  // Filled by a thread in the middle of a step, which may not fail there.
+  runs_.reserve(kHeadRows);
+  logit_rows_.reserve(kHeadRows);
 }
 
 size_t Model::layer_bytes(int format) const {
@@ -179,6 +182,7 @@ const uint8_t* Model::first_panel_after(size_t index, int thread, size_t* bytes)
   const Op& reader = next.kind == OpKind::kAttention ? program_.ops[index + 2] : next;
   const Matrix& matrix = reader.matrices[0];
   int first = pool_->first_of(thread, matrix.panels());
+  if (reader.kind == OpKind::kGateUp) first = 2 * pool_->first_of(thread, matrix.panels() / 2);
   if (reader.kind == OpKind::kQkv) {
     first = pool_->first_of(thread, matrix.panels() + reader.matrices[1].panels() + reader.matrices[2].panels());
     if (first >= matrix.panels()) return nullptr;

@@ -30,6 +30,8 @@ class Model {
  public:
   // Throws std::invalid_argument naming the operation that does not fit.
   Model(Program program, std::shared_ptr<ThreadPool> pool, const KernelTable& kernels);
+  Model(const Model&) = delete;  // its parts refer to each other
+  Model& operator=(const Model&) = delete;
 
   const Shape& shape() const { return program_.shape; }
   int threads() const { return pool_->size(); }

@@ -1,6 +1,9 @@
 #include "services/executor/native/pool.h"
 
 #include <sched.h>
+#include <unistd.h>
+
+#include <stdexcept>
 
 namespace quire {
 namespace {
@@ -29,12 +32,23 @@ void spin_until(Condition condition) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) : lanes_(size_t(threads)) {
+ThreadPool::ThreadPool(int threads) : lanes_(size_t(threads)), process_(getpid()) {
   threads_.reserve(size_t(threads - 1));
-  for (int thread = 1; thread < threads; thread++) threads_.emplace_back([this, thread] { work(thread); });
+  try {
+    for (int thread = 1; thread < threads; thread++) threads_.emplace_back([this, thread] { work(thread); });
+  } catch (...) {
+    stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
+  if (getpid() != process_) {  // a forked child has no workers to wait for
+    for (std::thread& thread : threads_) thread.detach();
+    return;
+  }
   stopping_ = true;
   job_.fetch_add(1, std::memory_order_release);
   job_.notify_all();
@@ -50,6 +64,7 @@ void ThreadPool::barrier(int thread) {
 }
 
 void ThreadPool::run_all(void (*function)(void*, int), void* argument) {
+  if (getpid() != process_) throw std::runtime_error("a thread pool does not survive a fork");
   const std::lock_guard<std::mutex> turn(turn_);
   function_ = function;
   argument_ = argument;

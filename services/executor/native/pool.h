@@ -5,10 +5,10 @@
 // short spin and then yields, so that a busy neighbour costs little; idle threads sleep.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -62,9 +62,11 @@ class ThreadPool {
 
   void run_all(void (*function)(void*, int), void* argument);
   void work(int thread);
+  void stop();
 
   std::vector<Lane> lanes_;
   std::vector<std::thread> threads_;
+  pid_t process_;
   std::mutex turn_;  // held for a whole run
   alignas(64) std::atomic<uint32_t> job_{0};
   alignas(64) std::atomic<int> running_{0};

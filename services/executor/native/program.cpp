@@ -39,6 +39,12 @@ void check(const Program& program) {
   if (s.vocab_size < 1 || s.hidden_size < 1 || s.intermediate_size < 1 || s.context_length < 1 || s.layers < 1) {
     refuse("a size is not positive");
   }
+  // Sums of integer products of a whole head must fit into 32 bits, and so must every count of rows.
+  constexpr int kMostHalf = 256, kMostHeads = 1 << 14, kMostRows = 1 << 28;
+  if (s.half > kMostHalf || s.heads > kMostHeads || s.hidden_size > kMostRows || s.vocab_size > kMostRows ||
+      s.intermediate_size > kMostRows) {
+    refuse("a size is larger than the kernels take");
+  }
   if (s.padded_hidden % 32 || s.intermediate_size % 32 || s.half % 16 || s.half < 16) refuse("a size is not padded");
   if (s.kv_heads < 1 || s.heads < s.kv_heads || s.heads % s.kv_heads) refuse("heads do not share kv heads evenly");
   check_order(program);

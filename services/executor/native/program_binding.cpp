@@ -44,7 +44,7 @@ ProgramBuilder& ProgramBuilder::add(OpKind kind, const std::vector<PackedMatrix>
 Program ProgramBuilder::bind(const uint8_t* weights, size_t size) const {
   Program program = program_;
   auto at = [&](int64_t offset, size_t bytes, const char* what) -> const uint8_t* {
-    if (offset < 0 || offset % 64 != 0 || uint64_t(offset) + bytes > size) {
+    if (offset < 0 || offset % 64 != 0 || bytes > size || uint64_t(offset) > size - bytes) {
       throw std::invalid_argument(std::string(what) + " lies outside the weights or is not aligned");
     }
     return weights + offset;

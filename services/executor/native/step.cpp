@@ -9,6 +9,9 @@
 namespace quire {
 namespace {
 
+// 64 MiB. Beyond that, pieces of work stay whole: the bits are the same.
+constexpr size_t kStateFloatsAtMost = size_t(16) << 20;
+
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
 }  // namespace
@@ -60,7 +63,7 @@ void AttentionPlan::build(const StepInputs& inputs, const Shape& shape, int hot_
   splits_.clear();
   split_counts_.clear();
   state_floats_ = 0;
-  hot_formats_.resize(std::max(hot_formats_.size(), size_t(inputs.table_width)), uint8_t(hot_format));
+  hot_formats_.assign(std::max(hot_formats_.size(), size_t(inputs.table_width)), uint8_t(hot_format));
   const int group = shape.heads / shape.kv_heads, per_work = std::max(1, kUnitRows / group);
   bool is_split = false;
   for (int s = 0; s < inputs.sequences(); s++) {
@@ -84,9 +87,14 @@ void AttentionPlan::build(const StepInputs& inputs, const Shape& shape, int hot_
     for (int i = 0; i < split_counts_[w]; i++) splits_.push_back({int(w), i, state_floats_});
     state_floats_ += state_floats(works_[w].token_count * group, shape.half) * size_t(split_counts_[w]);
   }
+  if (state_floats_ > kStateFloatsAtMost) {
+    splits_.clear();
+    state_floats_ = 0;
+    return;
+  }
   if (works_.size() > left_capacity_) {
+    left_ = std::make_unique<std::atomic<int>[]>(works_.size());
     left_capacity_ = works_.size();
-    left_ = std::make_unique<std::atomic<int>[]>(left_capacity_);
   }
   for (size_t w = 0; w < works_.size(); w++) left_[w].store(split_counts_[w], std::memory_order_relaxed);
 }

@@ -86,6 +86,7 @@ void BoundModel::collect_scored(const nb::list& scored, int tokens) {
       throw std::invalid_argument("a scored row is not one of the step's tokens");
     }
     if (count < 0) throw std::invalid_argument("a count of alternatives is negative");
+    scored_counts_.push_back(targets.size());
     for (size_t i = 0; i < targets.size(); i++) {
       Task task;
       task.target = targets.data()[i];
@@ -137,6 +138,7 @@ nb::tuple BoundModel::step(const StepInputs& inputs, const Int32s& rows, const n
                            const Int32s& output_positions, const nb::list& scored) {
   wanted_.clear();
   tasks_.clear();
+  scored_counts_.clear();
   scores_.clear();
   top_ids_.clear();
   top_logprobs_.clear();
@@ -158,8 +160,7 @@ nb::tuple BoundModel::step(const StepInputs& inputs, const Int32s& rows, const n
     row_scores.append(has_scores ? to_python(size_t(tasks_[i].scores), 1) : nb::none());
   }
   size_t next = sampled;
-  for (nb::handle item : scored) {
-    const size_t count = nb::cast<Int32s>(nb::cast<nb::tuple>(item)[1]).size();
+  for (size_t count : scored_counts_) {
     prompt_scores.append(to_python(count ? size_t(tasks_[next].scores) : 0, count));
     next += count;
   }

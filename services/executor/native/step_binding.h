@@ -60,6 +60,7 @@ class BoundModel {
   std::vector<WantedRow> wanted_;
   std::vector<Task> tasks_;
   std::vector<Scores> scores_;
+  std::vector<size_t> scored_counts_;  // targets of each scored part
   std::vector<int32_t> top_ids_;
   std::vector<float> top_logprobs_;
 };

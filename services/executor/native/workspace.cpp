@@ -49,13 +49,15 @@ void Workspace::lay_out(Carver& carver, int tokens) {
 
 void Workspace::reserve(int tokens) {
   if (tokens > capacity_) {
-    capacity_ = (tokens + 15) / 16 * 16;
+    const int capacity = (tokens + 15) / 16 * 16;
+    capacity_ = 0;  // nothing may be used where the allocation fails
     Carver count(nullptr);
-    lay_out(count, capacity_);
+    lay_out(count, capacity);
     memory_ = Memory(count.used());
     Carver carver(memory_.data());
-    lay_out(carver, capacity_);
+    lay_out(carver, capacity);
     stream.normed = &normed;
+    capacity_ = capacity;
   }
   // Compact for one token; else padded, so that rows do not lie a power of two apart.
   const int stride = tokens == 1 ? 1 : (tokens + 15) / 16 * 16 + kLanesAtMost;

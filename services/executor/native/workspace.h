@@ -25,6 +25,8 @@ struct ThreadSpace {
 class Workspace {
  public:
   Workspace(const Shape& shape, int threads);
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
 
   // Makes room for steps of `tokens` tokens and sets strides for this one. Allocates only where it grows.
   void reserve(int tokens);
