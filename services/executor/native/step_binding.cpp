@@ -11,7 +11,7 @@ namespace {
 
 template <class T>
 T taken_from(nb::handle object, const char* what, bool convert = true) {
-  T value;
+  T value{};
   if (!nb::try_cast(object, value, convert)) throw nb::type_error(what);
   return value;
 }
