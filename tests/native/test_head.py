@@ -97,3 +97,20 @@ def test_logits_that_are_no_number_are_no_token(packed: PackedModel, instruction
     assert row_scores == [None] * 5
     assert np.isnan(prompt_scores[0][0]).all()
     assert prompt_scores[0][1] == [1, 1]
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_one_logit_that_is_no_number_is_seen(tmp_path: Path, instruction_set: str) -> None:
+    """The products of one token's row overflow to both infinities, and no other's."""
+    path = make_rand_model(tmp_path / "model", 8, vocabulary=VOCABULARY, layers=1)
+    tensors = load_file(path / "model.safetensors")
+    tensors["lm_head.weight"][42] = LARGEST
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    runs, chunks = Runs(pack_model(path), instruction_set=instruction_set), {0: ids_of(6, 9)}
+    logits = runs.feed(chunks)[0]
+    assert np.flatnonzero(~np.isfinite(logits).all(0)).tolist() == [42]
+    bad = [row for row in range(9) if not logits[row, 42] < np.inf]
+    assert bad
+    runs.forget(0)
+    tokens, _, _ = step(runs, chunks, bad, [None] * len(bad), [])
+    assert tokens == [-1] * len(bad)
