@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VARIANTS = {
     "native": {"CMAKE_BUILD_TYPE": "Release", "QUIRE_MODULE_DIR": str(ROOT / "kernels")},
     "sanitize": {"CMAKE_BUILD_TYPE": "Debug", "QUIRE_SANITIZE": "address,undefined"},
+    "races": {"CMAKE_BUILD_TYPE": "Debug", "QUIRE_SANITIZE": "thread"},
     "emulate": {"CMAKE_BUILD_TYPE": "Release", "QUIRE_EMULATE_AVX512": "ON"},
 }
 
