@@ -46,6 +46,7 @@ class Victim:
         self.vocab = packed.spec.vocab_size
         self.runs = Runs(packed, block_count=BLOCKS, threads=2)
         self.model, ids = self.runs.model, ids_of(1, 45)
+        self.model.allocate_kv(BLOCKS, "int8")  # there is nothing in it that a step could read
         self.runs.feed({0: ids[:40], 1: [5]})
         self._next = self.runs.inputs({0: ids[40:]})
         self.expected = self.continued()
@@ -104,7 +105,7 @@ BAD: dict[str, Callable[[Step], None]] = {
     **{f"block {block}": element("block_tables", (0, 1), block) for block in (-1, BLOCKS, MOST, LEAST)},
     **{f"other block {block}": element("block_tables", (1, 0), block) for block in (-1, BLOCKS, MOST, LEAST)},
     **{f"written block of format {number}": element("block_formats", (0, 1), number) for number in (1, 2, 3, 4, 255)},
-    **{f"read block of format {number}": element("block_formats", (0, 0), number) for number in (1, 2, 3, 4, 255)},
+    **{f"read block of format {number}": element("block_formats", (0, 0), number) for number in (1, 3, 4, 255)},
     **{f"row {row}": element("rows", 0, row) for row in (-1, 6, MOST, LEAST)},
     **{f"output position {at}": element("output_positions", 1, at) for at in (-1, LEAST)},
     **{f"no {name}": whole(name, lambda array: array[:0]) for name in ARRAYS},
