@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,40 @@ def test_a_bad_step_is_refused_and_computes_nothing(victim: Victim, name: str) -
         with pytest.raises(REFUSED):
             victim.model.logits(**{key: step[key] for key in (*ARRAYS, "block_formats", "rows")})
     assert victim.continued() == victim.expected
+
+
+def throw_garbage(packed: PackedModel, seed: int, rounds: int) -> None:
+    """Any numbers anywhere: steps are refused or computed, and the model answers a new sequence as ever."""
+    random, victim = Random(seed), Victim(packed)
+    values = [*range(-2, 10), 31, 32, 40, 64, 127, 128, 259, 260, MOST, LEAST, MOST - 31, LEAST + 1]
+    names, refused = [*ARRAYS, "block_formats", "rows", "output_positions"], 0
+    for _ in range(rounds):
+        step = dict(victim.step)
+        for name in random.choices(
+            [*ARRAYS, "block_formats", "rows", "output_positions"], k=random.choice([1, 1, 2, 4])
+        ):
+            array = step[name] = step[name].copy()
+            value = random.choice(values)
+            array.reshape(-1)[random.randrange(array.size)] = value % 256 if name == "block_formats" else value
+        try:
+            tokens, _, _ = victim.model.step(**step)
+            assert ((tokens >= 0) & (tokens < victim.vocab)).all()
+        except ValueError:
+            refused += 1
+    assert 0 < refused < rounds
+    ids = ids_of(seed, 50)
+    assert np.array_equal(victim.runs.feed({9: ids})[9], Runs(packed).feed({9: ids})[9])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_garbage(packed: PackedModel, seed: int) -> None:
+    throw_garbage(packed, seed, 1000)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(10, 30))
+def test_much_garbage(packed: PackedModel, seed: int) -> None:
+    throw_garbage(packed, seed, 20000)
 
 
 def test_the_step_that_they_are_made_of_is_good(packed: PackedModel) -> None:
