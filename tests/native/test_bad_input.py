@@ -159,9 +159,7 @@ def throw_garbage(packed: PackedModel, seed: int, rounds: int) -> None:
     names, refused = [*ARRAYS, "block_formats", "rows", "output_positions"], 0
     for _ in range(rounds):
         step = dict(victim.step)
-        for name in random.choices(
-            [*ARRAYS, "block_formats", "rows", "output_positions"], k=random.choice([1, 1, 2, 4])
-        ):
+        for name in random.choices(names, k=random.choice([1, 1, 2, 4])):
             array = step[name] = step[name].copy()
             value = random.choice(values)
             array.reshape(-1)[random.randrange(array.size)] = value % 256 if name == "block_formats" else value
