@@ -58,7 +58,7 @@ int quantized(float x, Range range, int least, int most) {
 
 void narrow_to_int8(int from, const uint8_t* source, uint8_t* target, int half) {
   const int size = 2 * half;
-  float* key_scales = (float*)(target + size_t(size) * kBlockTokens);
+  float* key_scales = (float*)(target + number_bytes(kKvInt8, half));
   for (int d = 0; d < size; d++) {
     const Range range = symmetric_range(kBlockTokens, [&](int t) { return key(from, source, half, d, t); });
     key_scales[d] = range.scale;
@@ -68,7 +68,7 @@ void narrow_to_int8(int from, const uint8_t* source, uint8_t* target, int half) 
     }
   }
   uint8_t* values = target + key_bytes(kKvInt8, half);
-  float* value_scales = (float*)(values + size_t(size) * kBlockTokens);
+  float* value_scales = (float*)(values + number_bytes(kKvInt8, half));
   for (int t = 0; t < kBlockTokens; t++) {
     const Range range = symmetric_range(size, [&](int d) { return value(from, source, half, d, t); });
     value_scales[t] = range.scale;
@@ -80,8 +80,8 @@ void narrow_to_int8(int from, const uint8_t* source, uint8_t* target, int half) 
 
 void narrow_to_int4(int from, const uint8_t* source, uint8_t* target, int half) {
   const int size = 2 * half;
-  memset(target, 0, size_t(half) * kBlockTokens);
-  float* key_scales = (float*)(target + size_t(half) * kBlockTokens);
+  memset(target, 0, number_bytes(kKvInt4, half));
+  float* key_scales = (float*)(target + number_bytes(kKvInt4, half));
   for (int d = 0; d < size; d++) {
     const Range range = full_range(kBlockTokens, [&](int t) { return key(from, source, half, d, t); });
     key_scales[d] = range.scale;
@@ -92,8 +92,8 @@ void narrow_to_int4(int from, const uint8_t* source, uint8_t* target, int half) 
     }
   }
   uint8_t* values = target + key_bytes(kKvInt4, half);
-  memset(values, 0, size_t(half) * kBlockTokens);
-  float* value_scales = (float*)(values + size_t(half) * kBlockTokens);
+  memset(values, 0, number_bytes(kKvInt4, half));
+  float* value_scales = (float*)(values + number_bytes(kKvInt4, half));
   for (int t = 0; t < kBlockTokens; t++) {
     const Range range = full_range(size, [&](int d) { return value(from, source, half, d, t); });
     value_scales[t] = range.scale;

@@ -49,11 +49,9 @@ struct Block<kKvInt8> {
   QUIRE_INLINE B value_quads(const Block& b, int t, int dim) {
     return load_bytes(b.at + key_bytes(kKvInt8, b.half) + (size_t(t) * 2 * b.half + dim) * 4);
   }
-  QUIRE_INLINE const float* key_scales(const Block& b) {
-    return (const float*)(b.at + size_t(b.half) * 2 * kBlockTokens);
-  }
+  QUIRE_INLINE const float* key_scales(const Block& b) { return (const float*)(b.at + number_bytes(kKvInt8, b.half)); }
   QUIRE_INLINE const float* value_scales(const Block& b) {
-    return (const float*)(b.at + key_bytes(kKvInt8, b.half) + size_t(b.half) * 2 * kBlockTokens);
+    return (const float*)(b.at + key_bytes(kKvInt8, b.half) + number_bytes(kKvInt8, b.half));
   }
 };
 
@@ -66,9 +64,9 @@ struct Block<kKvInt4> {
     return load_nibbles(b.at + key_bytes(kKvInt4, b.half) + size_t(t) * 2 * b.half + dim);
   }
   // Minima follow the scales.
-  QUIRE_INLINE const float* key_scales(const Block& b) { return (const float*)(b.at + size_t(b.half) * kBlockTokens); }
+  QUIRE_INLINE const float* key_scales(const Block& b) { return (const float*)(b.at + number_bytes(kKvInt4, b.half)); }
   QUIRE_INLINE const float* value_scales(const Block& b) {
-    return (const float*)(b.at + key_bytes(kKvInt4, b.half) + size_t(b.half) * kBlockTokens);
+    return (const float*)(b.at + key_bytes(kKvInt4, b.half) + number_bytes(kKvInt4, b.half));
   }
 };
 

@@ -21,10 +21,21 @@ QUIRE_INLINE int visible(const AttentionLayer& layer, const AttentionWork& work,
   return count < kSplitTokens ? count : kSplitTokens;
 }
 
-// scores[r][32] = queries . keys of one block for kRows rows; queries [r][half][2].
+// Blocks of a split that any row sees.
+int blocks_in(const AttentionLayer& layer, const AttentionWork& work, int split) {
+  const int last = work.token_count * (layer.heads / layer.kv_heads) - 1;  // the last token sees most
+  const int tokens = visible(layer, work, last, split * kSplitTokens);
+  return (tokens + kBlockTokens - 1) / kBlockTokens;
+}
+
+// scores[r][32] = queries . keys of one block for kRows rows.
 template <int kFormat, int kRows>
-QUIRE_INLINE void score_rows(Block<kFormat> block, const Rows& rows, int row, const float* const* queries,
-                             float* scores, Ahead ahead) {
+__attribute__((noinline)) void score_tile(Block<kFormat> block, const AttentionLayer& layer, const AttentionWork& work,
+                                          const Rows& rows, int row, float* scores, Ahead ahead) {
+  const float* queries[kRows];  // [half][2] each
+  for (int r = 0; r < kRows; r++) {
+    queries[r] = kFormat == kKvInt4 ? rows.queries + size_t(row + r) * rows.half * 2 : query(layer, work, row + r);
+  }
   F sums[kRows][kPanelVectors];
   QUIRE_UNROLL for (int r = 0; r < kRows; r++) {
     QUIRE_UNROLL for (int v = 0; v < kPanelVectors; v++) sums[r][v] = zero();
@@ -57,16 +68,6 @@ QUIRE_INLINE void score_rows(Block<kFormat> block, const Rows& rows, int row, co
       store(scores + r * kScoreStride + v * kLanes, kFormat == kKvInt4 ? add(sums[r][v], constant) : sums[r][v]);
     }
   }
-}
-
-template <int kFormat, int kRows>
-__attribute__((noinline)) void score_tile(Block<kFormat> block, const AttentionLayer& layer, const AttentionWork& work,
-                                          const Rows& rows, int row, float* scores, Ahead ahead) {
-  const float* queries[kRows];
-  for (int r = 0; r < kRows; r++) {
-    queries[r] = kFormat == kKvInt4 ? rows.queries + size_t(row + r) * rows.half * 2 : query(layer, work, row + r);
-  }
-  score_rows<kFormat, kRows>(block, rows, row, queries, scores, ahead);
 }
 
 // mixed[r][32 dims from `dim` on] += weights . values of one block; weights [r][stride].
@@ -242,9 +243,7 @@ Ahead ahead_of(const AttentionLayer& layer, const AttentionWork& work, int first
 // One split of all rows into `state`.
 void run_split(const AttentionLayer& layer, const AttentionWork& work, const Rows& rows, int split, float* state,
                After after) {
-  const int start = split * kSplitTokens, first = split * kSplitBlocks;
-  const int last = visible(layer, work, rows.count - 1, start);  // the last token sees most
-  const int blocks = (last + kBlockTokens - 1) / kBlockTokens;
+  const int start = split * kSplitTokens, first = split * kSplitBlocks, blocks = blocks_in(layer, work, split);
   for (int b = 0; b < blocks; b++) {
     const uint8_t* at = block_at(layer, work, first + b);
     const Ahead ahead = ahead_of(layer, work, first, blocks, b, after);
@@ -353,13 +352,9 @@ Rows prepare(const AttentionLayer& layer, const AttentionWork& work, float* scra
 void attend(const AttentionLayer& layer, const AttentionWork& work, const AttentionWork* following, float* scratch) {
   const Rows rows = prepare(layer, work, scratch);
   const int splits = layer.positions[work.first_token + work.token_count - 1] / kSplitTokens + 1;
-  auto blocks_in = [&](const AttentionWork& other, int split) {
-    const int tokens = layer.positions[other.first_token + other.token_count - 1] + 1 - split * kSplitTokens;
-    return tokens >= kSplitTokens ? kSplitBlocks : (tokens + kBlockTokens - 1) / kBlockTokens;
-  };
   for (int split = 0; split < splits; split++) {
-    const After after = split + 1 < splits ? After{&work, (split + 1) * kSplitBlocks, blocks_in(work, split + 1)}
-                        : following        ? After{following, 0, blocks_in(*following, 0)}
+    const After after = split + 1 < splits ? After{&work, (split + 1) * kSplitBlocks, blocks_in(layer, work, split + 1)}
+                        : following        ? After{following, 0, blocks_in(layer, *following, 0)}
                                            : After{};
     run_split(layer, work, rows, split, split == 0 ? rows.merged : rows.state, after);
     if (split > 0) merge(layer, work, rows, split, rows.merged, rows.state);

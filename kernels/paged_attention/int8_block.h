@@ -2,6 +2,7 @@
 // which loses next to nothing beside the int8 rounding of the block itself.
 #pragma once
 
+#include "kernels/matmul/store.h"
 #include "kernels/paged_attention/blocks.h"
 #include "kernels/paged_attention/rows.h"
 
@@ -11,11 +12,10 @@ namespace quire::QUIRE_ISA {
 QUIRE_INLINE float fold_scales(const float* values, const float* scales, int count, int16_t* out) {
   F most = zero();
   for (int i = 0; i < count; i += kLanes) most = max(abs(mul(load(values + i), load(scales + i))), most);
-  const float largest = reduce_max(most);
-  const F inverse = splat(largest > 0 ? 32767.0f / largest : 0.0f);
+  const float largest = reduce_max(most), inverse = inverse_scale(largest, 32767.0f);
   for (int i = 0; i < count; i += kLanes) {
-    const F product = mul(load(values + i), load(scales + i));
-    store_words(out + i, round_to_int(swap_middle(mul(product, inverse))));
+    const F scaled = swap_middle(mul(mul(load(values + i), load(scales + i)), splat(inverse)));
+    store_words(out + i, inverse > 0 ? round_to_int(scaled) : splat_int(0));
   }
   return largest * (1.0f / 32767.0f);
 }

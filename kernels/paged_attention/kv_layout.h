@@ -18,21 +18,8 @@ constexpr int kBlockTokens = 32;
 
 enum KvFormat : uint8_t { kKvF32, kKvBf16, kKvInt8, kKvInt4, kKvFormatCount };
 
-static constexpr size_t key_bytes(int format, int half) {
-  const size_t n = size_t(half) * 2 * kBlockTokens, channels = size_t(half) * 2;
-  switch (format) {
-    case kKvF32:
-      return n * 4;
-    case kKvBf16:
-      return n * 2;
-    case kKvInt8:
-      return n + channels * 4;
-    default:
-      return n / 2 + channels * 8;
-  }
-}
-
-static constexpr size_t value_bytes(int format, int half) {
+// Of the keys or the values themselves.
+static constexpr size_t number_bytes(int format, int half) {
   const size_t n = size_t(half) * 2 * kBlockTokens;
   switch (format) {
     case kKvF32:
@@ -40,10 +27,21 @@ static constexpr size_t value_bytes(int format, int half) {
     case kKvBf16:
       return n * 2;
     case kKvInt8:
-      return n + kBlockTokens * 4;
+      return n;
     default:
-      return n / 2 + kBlockTokens * 8;
+      return n / 2;
   }
+}
+
+// Of what belongs to a channel of keys or a token of values: a scale, with int4 a minimum too.
+static constexpr size_t scale_bytes(int format) { return format == kKvInt4 ? 8 : format == kKvInt8 ? 4 : 0; }
+
+static constexpr size_t key_bytes(int format, int half) {
+  return number_bytes(format, half) + 2 * size_t(half) * scale_bytes(format);
+}
+
+static constexpr size_t value_bytes(int format, int half) {
+  return number_bytes(format, half) + kBlockTokens * scale_bytes(format);
 }
 
 static constexpr size_t head_bytes(int format, int half) { return key_bytes(format, half) + value_bytes(format, half); }
