@@ -19,6 +19,18 @@ using Floats = HostArray<const float, nanobind::ndim<1>>;
 using FloatTable = HostArray<const float, nanobind::ndim<2>>;
 using Bytes = HostArray<const uint8_t, nanobind::ndim<1>>;
 
+// `count` values that belong to the Python object that `owner` becomes.
+template <class T>
+struct NewArray {
+  T* values;
+  nanobind::capsule owner;
+};
+template <class T>
+NewArray<T> new_array(size_t count) {
+  T* values = new T[count];
+  return {values, nanobind::capsule(values, [](void* p) noexcept { delete[] static_cast<T*>(p); })};
+}
+
 void bind_kernels(nanobind::module_& module);
 void bind_model(nanobind::module_& module);
 void bind_program(nanobind::module_& module);

@@ -6,7 +6,7 @@
 #include "kernels/matmul/format.h"
 #include "services/executor/native/bindings.h"
 #include "services/executor/native/instruction_set.h"
-#include "services/executor/native/memory.h"
+#include "services/executor/native/workspace.h"
 
 namespace nb = nanobind;
 
@@ -32,24 +32,14 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> matmul(FloatTable values, Bytes packe
   }
   if (chunk < 1 || tokens < 1) throw std::invalid_argument("chunk and tokens must be at least 1");
   Activation in;
-  in.k = k;
-  in.stride = (tokens + 15) / 16 * 16 + 16;
-  auto lay_out = [&](Carver carver) {
-    in.values = carver.take<float>(size_t(tokens) * k);
-    in.bf16 = carver.take<uint16_t>(size_t(tokens) * k);
-    in.int8 = carver.take<int8_t>(size_t(tokens) * k);
-    in.scale = carver.take<float>(size_t(k) / 32 * in.stride);
-    in.scaled_sum = carver.take<float>(size_t(k) / 32 * in.stride);
-    in.sum = carver.take<int32_t>(size_t(k) / 32 * in.stride);
-    in.int16 = carver.take<int16_t>(size_t(tokens) * k);
-    in.int16_scale = carver.take<float>(size_t(k) / 32 * in.stride);
-    return carver.used();
-  };
-  const Memory memory(lay_out(Carver(nullptr)));
-  lay_out(Carver(memory.data()));
+  in.stride = padded_stride(tokens);
+  Carver count(nullptr);
+  lay_out(count, in, k, tokens);
+  const Memory memory(count.used());
+  Carver carver(memory.data());
+  lay_out(carver, in, k, tokens);
   kernels.quantize_rows(in, values.data(), tokens);
-  auto* out = new float[size_t(tokens) * rows];
-  nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  auto [out, owner] = new_array<float>(size_t(tokens) * rows);
   std::vector<float> sums(size_t(chunk) * 32);
   const PanelKernel kernel = kernels.panel_kernel(format);
   for (int panel = 0; panel < rows / 32; panel++) {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace quire {
 namespace {
@@ -31,16 +32,9 @@ size_t Model::layer_bytes(int format) const {
 size_t Model::block_bytes(int format) const { return layer_bytes(format) * size_t(program_.shape.layers); }
 
 void Model::allocate_kv(int format, int block_count) {
-  if (format != kKvF32 && format != kKvBf16) refuse("hot blocks are f32 or bf16");
   kv_[format] = Memory(block_bytes(format) * size_t(block_count));
   block_counts_[format] = block_count;
-  hot_format_ = format;
-}
-
-void Model::allocate_narrow(int format, int block_count) {
-  if (format != kKvInt8 && format != kKvInt4) refuse("narrow blocks are int8 or int4");
-  kv_[format] = Memory(block_bytes(format) * size_t(block_count));
-  block_counts_[format] = block_count;
+  if (format == kKvF32 || format == kKvBf16) hot_format_ = format;
 }
 
 void Model::check_pairs(std::span<const int32_t> pairs, int target_format) const {
@@ -175,9 +169,7 @@ NormFor Model::norm_after(size_t index) const {
 }
 
 // Where the thread's own range of the next matrix begins.
-const uint8_t* Model::first_panel_after(size_t index, int thread, size_t* bytes) const {
-  *bytes = 0;
-  if (index + 1 >= program_.ops.size()) return nullptr;
+Ahead Model::first_panel_after(size_t index, int thread) const {
   const Op& next = program_.ops[index + 1];
   const Op& reader = next.kind == OpKind::kAttention ? program_.ops[index + 2] : next;
   const Matrix& matrix = reader.matrices[0];
@@ -185,10 +177,9 @@ const uint8_t* Model::first_panel_after(size_t index, int thread, size_t* bytes)
   if (reader.kind == OpKind::kGateUp) first = 2 * pool_->first_of(thread, matrix.panels() / 2);
   if (reader.kind == OpKind::kQkv) {
     first = pool_->first_of(thread, matrix.panels() + reader.matrices[1].panels() + reader.matrices[2].panels());
-    if (first >= matrix.panels()) return nullptr;
+    if (first >= matrix.panels()) return {};
   }
-  *bytes = panel_bytes(matrix.format, matrix.k);
-  return matrix.panel(first);
+  return matrix.ahead(first);
 }
 
 void Model::panel_times_tokens(const Matrix& matrix, int panel, const Activation& in, int first, int count, float* sums,
@@ -225,21 +216,18 @@ void Model::qkv(const Op& op, size_t index, int thread) {
   target.layer_offset = layer_bytes(hot_format_) * size_t(op.layer);
   const int panels[3] = {op.matrices[0].panels(), op.matrices[1].panels(), op.matrices[2].panels()};
   const int count = panels[0] + panels[1] + panels[2], own_end = pool_->first_of(thread + 1, count);
-  auto locate = [&](int panel, int* local) -> const Matrix& {
+  const Ahead after = first_panel_after(index, thread);
+  auto locate = [&](int panel) -> std::pair<const Matrix&, int> {
     int part = 0;
     while (panel >= panels[part]) panel -= panels[part++];
-    *local = panel;
-    return op.matrices[part];
+    return {op.matrices[part], panel};
   };
   pool_->for_each(thread, count, [&](int panel) {
-    int local, next_local;
-    const Matrix& matrix = locate(panel, &local);
-    Ahead ahead;
+    const auto [matrix, local] = locate(panel);
+    Ahead ahead = after;
     if (panel + 1 < own_end) {
-      const Matrix& next = locate(panel + 1, &next_local);
-      ahead = {next.panel(next_local), panel_bytes(next.format, next.k)};
-    } else {
-      ahead.at = first_panel_after(index, thread, &ahead.bytes);
+      const auto [next, next_local] = locate(panel + 1);
+      ahead = next.ahead(next_local);
     }
     for (int first = 0; first < tokens; first += kTokenTile) {
       const int n = std::min(kTokenTile, tokens - first);
@@ -291,15 +279,11 @@ void Model::project(const Op& op, size_t index, int thread) {
   const NormFor next = norm_after(index);
   const Matrix& matrix = op.matrices[0];
   const Activation& in = op.kind == OpKind::kDown ? space_.inner : space_.attended;
+  const Ahead after = first_panel_after(index, thread);
   float* sums = space_.threads[size_t(thread)].sums;
   const int tokens = inputs_->tokens(), own_end = pool_->first_of(thread + 1, matrix.panels());
   pool_->for_each(thread, matrix.panels(), [&](int panel) {
-    Ahead ahead;
-    if (panel + 1 < own_end) {
-      ahead = {matrix.panel(panel + 1), panel_bytes(matrix.format, matrix.k)};
-    } else {
-      ahead.at = first_panel_after(index, thread, &ahead.bytes);
-    }
+    const Ahead ahead = panel + 1 < own_end ? matrix.ahead(panel + 1) : after;
     for (int first = 0; first < tokens; first += kTokenTile) {
       const int n = std::min(kTokenTile, tokens - first);
       panel_times_tokens(matrix, panel, in, first, n, sums, first == 0 ? ahead : Ahead{});
@@ -316,20 +300,15 @@ void Model::gate_up(const Op& op, size_t index, int thread) {
   const int tokens = inputs_->tokens(), groups = s.intermediate_size / 32,
             own_end = pool_->first_of(thread + 1, groups);
   const int forms = forms_of(program_.ops[index + 1]);
-  const size_t bytes = panel_bytes(matrix.format, matrix.k);
+  const Ahead after = first_panel_after(index, thread);
   float* second_sums = mine.sums + kTokenTile * 32;
   kernels_.inverse_rms(space_.stream, tokens, s.hidden_size, s.norm_epsilon, mine.inverse_rms);
   pool_->for_each(thread, groups, [&](int group) {
-    Ahead ahead;
-    if (group + 1 < own_end) {
-      ahead = {matrix.panel(2 * group + 2), bytes};
-    } else {
-      ahead.at = first_panel_after(index, thread, &ahead.bytes);
-    }
+    const Ahead ahead = group + 1 < own_end ? matrix.ahead(2 * group + 2) : after;
     for (int first = 0; first < tokens; first += kTokenTile) {
       const int n = std::min(kTokenTile, tokens - first);
       panel_times_tokens(matrix, 2 * group, space_.normed, first, n, mine.sums,
-                         first == 0 ? Ahead{matrix.panel(2 * group + 1), bytes} : Ahead{});
+                         first == 0 ? matrix.ahead(2 * group + 1) : Ahead{});
       panel_times_tokens(matrix, 2 * group + 1, space_.normed, first, n, second_sums, first == 0 ? ahead : Ahead{});
       kernels_.silu_mul(space_.inner, forms, mine.sums, second_sums, first, n, group, mine.inverse_rms,
                         op.bias ? op.bias + size_t(group) * 64 : nullptr);
@@ -360,7 +339,7 @@ void Model::head(const Op& op, int thread) {
     kernels_.clear_best(mine.best, count);
     pool_->for_each(thread, matrix.panels(), [&](int panel) {
       Ahead ahead;
-      if (panel + 1 < matrix.panels()) ahead = {matrix.panel(panel + 1), panel_bytes(matrix.format, matrix.k)};
+      if (panel + 1 < matrix.panels()) ahead = matrix.ahead(panel + 1);
       for (const Run& run : runs_) {
         for (int i = 0; i < run.count; i += kTokenTile) {
           const int n = std::min(kTokenTile, run.count - i);

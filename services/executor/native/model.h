@@ -39,9 +39,8 @@ class Model {
 
   // Bytes of one block of all layers.
   size_t block_bytes(int kv_format) const;
-  // Makes the pool of hot blocks, f32 or bf16; and pools of narrower formats beside it.
+  // Makes a pool of blocks: f32 or bf16 is the hot one, narrower formats lie beside it.
   void allocate_kv(int kv_format, int block_count);
-  void allocate_narrow(int kv_format, int block_count);
   // Copies whole hot blocks, pairs of source and target, in order. Throws std::invalid_argument, and copies none, where
   // an id is not one of the pool's.
   void copy_blocks(std::span<const int32_t> pairs);
@@ -68,7 +67,7 @@ class Model {
 
   NormFor norm_after(size_t index) const;
   int forms_of(const Op& op) const;
-  const uint8_t* first_panel_after(size_t index, int thread, size_t* bytes) const;
+  Ahead first_panel_after(size_t index, int thread) const;
   void panel_times_tokens(const Matrix& matrix, int panel, const Activation& in, int first, int count, float* sums,
                           Ahead ahead) const;
   size_t layer_bytes(int format) const;

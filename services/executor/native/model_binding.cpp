@@ -32,11 +32,10 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> logits(BoundModel& self, Int32s token
   const size_t vocab = size_t(self.model().shape().vocab_size), count = rows.size();
   std::vector<WantedRow> wanted;
   for (size_t i = 0; i < count; i++) wanted.push_back({rows.data()[i], true});
-  auto* out = new float[std::max<size_t>(1, count * vocab)];
-  nb::capsule owner(out, [](void* p) noexcept { delete[] static_cast<float*>(p); });
+  auto [out, owner] = new_array<float>(count * vocab);
   {
     nb::gil_scoped_release release;
-    self.model().step(inputs, wanted, [&](int row, float* logits, int32_t, int) {
+    self.model().step(inputs, wanted, [vocab, out = out](int row, float* logits, int32_t, int) {
       std::copy_n(logits, vocab, out + size_t(row) * vocab);
     });
   }
@@ -64,12 +63,7 @@ void bind_model(nb::module_& module) {
           "allocate_kv",
           [](BoundModel& self, int block_count, const std::string& format) {
             if (block_count < 1) throw std::invalid_argument("block_count must be at least 1");
-            const int which = kv_format(format);
-            if (which == kKvInt8 || which == kKvInt4) {
-              self.model().allocate_narrow(which, block_count);
-            } else {
-              self.model().allocate_kv(which, block_count);
-            }
+            self.model().allocate_kv(kv_format(format), block_count);
           },
           nb::arg("block_count"), nb::arg("kv_format"), "Makes a pool of blocks; f32 or bf16 is the hot one.")
       .def(

@@ -17,6 +17,7 @@ struct Matrix {
 
   int panels() const { return rows / 32; }
   const uint8_t* panel(int index) const { return data + size_t(index) * panel_bytes(format, k); }
+  Ahead ahead(int index) const { return {panel(index), panel_bytes(format, k)}; }
 };
 
 enum class OpKind { kEmbed, kQkv, kAttention, kAttentionOutput, kGateUp, kDown, kHead };

@@ -151,8 +151,7 @@ nb::tuple BoundModel::step(const StepInputs& inputs, const Int32s& rows, const n
       finish(tasks_[size_t(row)], logits, argmax, thread);
     });
   }
-  auto* tokens = new int32_t[std::max<size_t>(1, sampled)];
-  nb::capsule owner(tokens, [](void* p) noexcept { delete[] static_cast<int32_t*>(p); });
+  auto [tokens, owner] = new_array<int32_t>(sampled);
   nb::list row_scores, prompt_scores;
   for (size_t i = 0; i < sampled; i++) {
     tokens[i] = tasks_[i].token;

@@ -5,11 +5,8 @@
 #include "kernels/paged_attention/cpu.h"
 
 namespace quire {
-namespace {
 
-constexpr int kLanesAtMost = 16;
-
-void lay_out_activation(Carver& carver, Activation& activation, int k, int tokens) {
+void lay_out(Carver& carver, Activation& activation, int k, int tokens) {
   const size_t n = size_t(tokens), groups = size_t(k) / 32, stride = n + 2 * kLanesAtMost;
   activation.k = k;
   activation.values = carver.take<float>(n * k);
@@ -22,8 +19,6 @@ void lay_out_activation(Carver& carver, Activation& activation, int k, int token
   activation.int16_scale = carver.take<float>(groups * stride);
 }
 
-}  // namespace
-
 Workspace::Workspace(const Shape& shape, int thread_count) : threads(size_t(thread_count)), shape_(shape) {
   logit_stride = (size_t(shape.vocab_size) + 31) / 32 * 32;
 }
@@ -33,9 +28,9 @@ void Workspace::lay_out(Carver& carver, int tokens) {
   const int heads_size = shape_.heads * 2 * shape_.half;
   stream.x = carver.take<float>(n * hidden);
   stream.squares = carver.take<float>((hidden / 32) * (n + 2 * kLanesAtMost) + kLanesAtMost);
-  lay_out_activation(carver, normed, int(hidden), tokens);
-  lay_out_activation(carver, attended, heads_size, tokens);
-  lay_out_activation(carver, inner, shape_.intermediate_size, tokens);
+  quire::lay_out(carver, normed, int(hidden), tokens);
+  quire::lay_out(carver, attended, heads_size, tokens);
+  quire::lay_out(carver, inner, shape_.intermediate_size, tokens);
   queries = carver.take<float>(n * heads_size);
   const int rows = std::max(kUnitRows, shape_.heads / shape_.kv_heads);
   for (ThreadSpace& thread : threads) {
@@ -59,8 +54,8 @@ void Workspace::reserve(int tokens) {
     stream.normed = &normed;
     capacity_ = capacity;
   }
-  // Compact for one token; else padded, so that rows do not lie a power of two apart.
-  const int stride = tokens == 1 ? 1 : (tokens + 15) / 16 * 16 + kLanesAtMost;
+  // Compact for one token.
+  const int stride = tokens == 1 ? 1 : padded_stride(tokens);
   normed.stride = attended.stride = inner.stride = stride;
 }
 

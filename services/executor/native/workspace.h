@@ -14,6 +14,16 @@ constexpr int kTokenTile = 48;  // tokens whose sums of one panel stay in the fi
 constexpr int kHeadRows = 64;   // rows whose logits exist at a time
 constexpr int kUnitRows = 12;   // query rows that share a pass over keys and values
 
+constexpr int kLanesAtMost = 16;
+
+// From one group of an activation to the next, in tokens: whole vectors, and not a power of two.
+inline int padded_stride(int tokens) {
+  return (tokens + kLanesAtMost - 1) / kLanesAtMost * kLanesAtMost + kLanesAtMost;
+}
+
+// Gives an activation of [tokens, k] its memory, for strides up to padded_stride(tokens).
+void lay_out(Carver& carver, Activation& activation, int k, int tokens);
+
 // Memory of one thread.
 struct ThreadSpace {
   float* sums = nullptr;         // [2][kTokenTile][32]
