@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Sequence
+
+from quire.cli.kinds import run_kind
 
 KINDS = {"engine": "services.executor.bench", "serve": "quire.bench.serve"}
 USAGE = """usage: quire bench {engine,serve} ...
@@ -21,11 +21,4 @@ examples:
 
 
 def run(argv: Sequence[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if argv else 2
-    if argv[0] not in KINDS:
-        print(f"quire bench: no such kind: {argv[0]}; one of {', '.join(KINDS)}", file=sys.stderr)
-        return 2
-    status: int = importlib.import_module(KINDS[argv[0]]).main(list(argv[1:]))
-    return status
+    return run_kind("bench", KINDS, USAGE, argv)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Sequence
+
+from quire.cli.kinds import run_kind
 
 KINDS = {"perplexity": "services.executor.eval.perplexity", "agreement": "services.executor.eval.agreement"}
 USAGE = """usage: quire eval {perplexity,agreement} ...
@@ -20,11 +20,4 @@ examples:
 
 
 def run(argv: Sequence[str]) -> int:
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if argv else 2
-    if argv[0] not in KINDS:
-        print(f"quire eval: no such kind: {argv[0]}; one of {', '.join(KINDS)}", file=sys.stderr)
-        return 2
-    status: int = importlib.import_module(KINDS[argv[0]]).main(list(argv[1:]))
-    return status
+    return run_kind("eval", KINDS, USAGE, argv)

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import get_args
 
 from prometheus_client import CollectorRegistry
 
@@ -20,7 +19,8 @@ from services.executor.batch import StepLimits
 from services.executor.core import StepCore
 from services.executor.loader import LoadedModel, make_loader
 from services.executor.metrics import ExecutorMetrics
-from services.executor.settings import BackendName, Dtype, ExecutorSettings, InstructionSet, KvFormatName
+from services.executor.model_flags import add_model_flags
+from services.executor.settings import ExecutorSettings
 from services.executor.warmup import warm_up
 from services.executor.worker import Event, Fault, StepLoop
 
@@ -64,15 +64,7 @@ def main(argv: Sequence[str]) -> int:
     except (QuireError, ValueError) as error:
         _tell(f"quire bench engine: {error}")
         return 1
-    backend = model.backend
-    report = {
-        "model": model.name,
-        "backend": backend.name,
-        "dtype": backend.dtype,
-        "kv_format": backend.kv_format,
-        "device": backend.device,
-        "points": [asdict(point) for point in points],
-    }
+    report = model.describe() | {"points": [asdict(point) for point in points]}
     if not options.json:
         _print_table(model, points)
     print(json.dumps(report), flush=True)
@@ -162,13 +154,7 @@ def _sequence(model: LoadedModel, number: int, prompt: int, output: int) -> exec
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="quire bench engine", description=__doc__)
-    parser.add_argument("--model", default="smollm2", help="folder, .gguf file, hub id or catalogue entry")
-    parser.add_argument("--backend", choices=get_args(BackendName), default="auto", help="what computes")
-    parser.add_argument("--dtype", choices=get_args(Dtype), default="auto", help="number format of weights")
-    parser.add_argument("--kv-format", choices=get_args(KvFormatName), default="auto", help="and of keys and values")
-    parser.add_argument(
-        "--instruction-set", choices=get_args(InstructionSet), default="auto", help="what the cpu backend uses"
-    )
+    add_model_flags(parser)
     parser.add_argument("--threads", type=int, default=0, help="compute threads; 0 takes one per CPU")
     parser.add_argument("--batch", type=_counts, default="1,8,16,32", help="batch sizes, with commas")
     parser.add_argument("--prompt", type=_count, default=128, help="prompt tokens per sequence")

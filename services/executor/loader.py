@@ -45,6 +45,17 @@ class LoadedModel:
             block_count=self.shape.block_count,
         )
 
+    def describe(self) -> dict[str, str]:
+        """What computes and in which formats, for reports."""
+        backend = self.backend
+        return {
+            "model": self.name,
+            "backend": backend.name,
+            "dtype": backend.dtype,
+            "kv_format": backend.kv_format,
+            "device": backend.device,
+        }
+
 
 Loader = Callable[[str, str], LoadedModel]
 """Loads (name, source); name "" takes the source's own. Runs in a thread of its own and raises QuireError."""

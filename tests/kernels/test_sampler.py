@@ -8,6 +8,7 @@ import pytest
 
 from kernels import _native
 from services.executor.backends.base import SampleRow, SamplingRule
+from services.executor.backends.cpu.samplers import make_sampler
 from services.executor.sampling import draw, philox
 
 SETS = _native.instruction_sets()
@@ -22,24 +23,7 @@ def row_of(prompt=(), output=(), **rule):
 
 
 def sampler_of(row, vocab):
-    rule = row.rule
-    sampler = _native.Sampler(
-        temperature=rule.temperature,
-        top_k=rule.top_k,
-        top_p=rule.top_p,
-        min_p=rule.min_p,
-        repetition_penalty=rule.repetition_penalty,
-        presence_penalty=rule.presence_penalty,
-        frequency_penalty=rule.frequency_penalty,
-        logit_bias=dict(rule.logit_bias),
-        seed=rule.seed,
-        choice=rule.choice,
-        min_tokens=rule.min_tokens,
-        banned_until_min_tokens=list(rule.banned_until_min_tokens),
-        logprob_count=rule.logprob_count,
-        prompt_ids=row.prompt_ids,
-        vocab_size=vocab,
-    )
+    sampler = make_sampler(row, vocab)
     sampler.observe(row.output_ids)
     return sampler
 

@@ -21,8 +21,8 @@ import json, sys
 from pathlib import Path
 import numpy as np
 
-def anonymous(key="RssAnon:"):
-    return int(Path("/proc/self/status").read_text().partition(key)[2].split()[0]) << 10
+def anonymous():
+    return int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0]) << 10
 
 from services.executor.backends.base import KvShape, SampleRow, SamplingRule, StepInputs
 from services.executor.backends.cpu.backend import CpuBackend

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.fixtures.models import make_rand_model, reference_logits
+from tests.fixtures.models import LLAMA3_SCALING, make_rand_model, reference_logits
 from tests.fixtures.vocabularies import byte_level
 from tests.native import budgets
 from tests.native.packed_models import FORMATS, ROUNDS_TO_BF16, SETS, as_multiplied, dequantize, pack_model
@@ -18,16 +18,9 @@ from tests.native.runs import Runs, ids_of, relative_error
 
 Shape = dict[str, Any]
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 SHAPES: dict[str, tuple[Shape, Shape]] = {
     "plain": ({"hidden": 128, "head_size": 32, "intermediate": 256}, {}),
-    "a head each": ({"hidden": 128, "heads": 4, "kv_heads": 4}, {"rope_scaling": LLAMA3}),
+    "a head each": ({"hidden": 128, "heads": 4, "kv_heads": 4}, {"rope_scaling": LLAMA3_SCALING}),
     "three share": ({"hidden": 128, "heads": 6, "kv_heads": 2, "head_size": 64, "intermediate": 384}, {}),
     "eight share": ({"hidden": 128, "heads": 8, "kv_heads": 1, "head_size": 32, "intermediate": 128}, {}),
     "more than share a pass": ({"hidden": 128, "heads": 14, "kv_heads": 1, "head_size": 16, "intermediate": 128}, {}),

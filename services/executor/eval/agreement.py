@@ -16,15 +16,10 @@ from services.executor.eval.compute import scored_logits
 from services.executor.eval.drawn import MOST_SEQUENCES, draw_passages
 from services.executor.eval.measures import Agreement, Distance, distance, summarize_agreement
 from services.executor.eval.options import (
-    BACKENDS,
-    DTYPES,
-    INSTRUCTION_SETS,
-    KV_FORMATS,
     Choice,
     Frame,
     base_parser,
     candidate_choice,
-    describe,
     errors_told,
     find_frame,
     load,
@@ -36,6 +31,7 @@ from services.executor.eval.options import (
 from services.executor.eval.text import Passage, tokenize
 from services.executor.eval.windows import windows
 from services.executor.loader import LoadedModel
+from services.executor.model_flags import BACKENDS, DTYPES, INSTRUCTION_SETS, KV_FORMATS
 
 DRAWN_TOKENS = 4000
 
@@ -83,8 +79,8 @@ def main(argv: Sequence[str]) -> int:
         with progress("compared", sum(len(passage.ids) for passage in passages)) as done:
             found = measure(reference, candidate, passages, frame, done)
     report = {
-        "reference": describe(reference),
-        "candidate": describe(candidate),
+        "reference": reference.describe(),
+        "candidate": candidate.describe(),
         "text": None if options.text is None else Path(options.text).name,
     }
     print(json.dumps(report | asdict(frame) | asdict(found)) if options.json else _table(reference, candidate, found))

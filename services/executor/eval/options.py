@@ -8,21 +8,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from tqdm import tqdm
 
 from services.common.errors import QuireError, Reason, invalid
 from services.executor.eval.compute import STEP_TOKENS
 from services.executor.loader import LoadedModel, make_loader
+from services.executor.model_flags import add_model_flags
 from services.executor.models.checkpoint import load_spec
 from services.executor.models.source import resolve
-from services.executor.settings import BackendName, Dtype, ExecutorSettings, InstructionSet, KvFormatName
+from services.executor.settings import ExecutorSettings
 
 DEFAULT_CONTEXT = 512
 BLOCK_SIZE = 32
-BACKENDS, DTYPES, KV_FORMATS = get_args(BackendName), get_args(Dtype), get_args(KvFormatName)
-INSTRUCTION_SETS = get_args(InstructionSet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +52,7 @@ def base_parser(kind: str, description: str, examples: str) -> argparse.Argument
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", default="smollm2", help="folder, .gguf file, hub id or catalogue entry")
-    parser.add_argument("--backend", choices=BACKENDS, default="auto", help="what computes")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="number format of weights")
-    parser.add_argument("--kv-format", choices=KV_FORMATS, default="auto", help="number format of keys and values")
-    parser.add_argument(
-        "--instruction-set", choices=INSTRUCTION_SETS, default="auto", help="what the cpu backend uses of this CPU"
-    )
+    add_model_flags(parser)
     parser.add_argument("--threads", type=_natural, default=0, metavar="N", help="compute threads; 0 takes one per CPU")
     parser.add_argument(
         "--context", type=_at_least_two, metavar="N", help=f"tokens per window (default: {DEFAULT_CONTEXT})"
@@ -121,21 +113,9 @@ def load(choice: Choice, threads: int, context: int, sequences: int = 1) -> Load
         return make_loader(settings)("", choice.model)
 
 
-def describe(model: LoadedModel) -> dict[str, str]:
-    """What computed, for reports."""
-    backend = model.backend
-    return {
-        "model": model.name,
-        "backend": backend.name,
-        "dtype": backend.dtype,
-        "kv_format": backend.kv_format,
-        "device": backend.device,
-    }
-
-
 def model_line(model: LoadedModel) -> str:
-    """The same for people."""
-    return "{model}  {backend} {dtype}, KV {kv_format}  {device}".format_map(describe(model))
+    """What computes, for people."""
+    return "{model}  {backend} {dtype}, KV {kv_format}  {device}".format_map(model.describe())
 
 
 @contextmanager

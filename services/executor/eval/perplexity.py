@@ -16,7 +16,6 @@ from services.executor.eval.options import (
     Frame,
     base_parser,
     candidate_choice,
-    describe,
     errors_told,
     find_frame,
     load,
@@ -59,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         passage = tokenize(text, model, options.tokens)
         with progress("scored", len(passage.ids)) as done:
             fit = measure(model, passage, frame, done)
-    report = describe(model) | {"text": Path(options.text).name} | asdict(frame) | asdict(fit)
+    report = model.describe() | {"text": Path(options.text).name} | asdict(frame) | asdict(fit)
     print(json.dumps(report) if options.json else _table(model, frame, fit), flush=True)
     return 0
 

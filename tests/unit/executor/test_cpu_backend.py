@@ -26,20 +26,13 @@ from services.executor.backends.cpu.backend import CpuBackend
 from services.executor.models.checkpoint import open_checkpoint
 from services.executor.sampling.draw import draw
 from services.executor.sampling.scores import score
-from tests.fixtures.models import make_rand_model, reference_logits
+from tests.fixtures.models import LLAMA3_SCALING, make_rand_model, reference_logits
 
 SETS = _native.instruction_sets()
 BLOCKS = 24
 TABLE_WIDTH = 8
 BUDGET = {"fp32": 5e-4, "bf16": 0.6}
 """Largest difference of a logit by the format of keys and values; logits reach about 10."""
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 
 
 def load(path: Path, **options: Any) -> CpuBackend:
@@ -90,7 +83,7 @@ def ids_of(seed: int, count: int) -> list[int]:
         ({}, {"attention_bias": True, "mlp_bias": True}),
         ({"kv_heads": 4}, {}),
         ({"heads": 3, "kv_heads": 1, "head_size": 20, "hidden": 48, "intermediate": 100}, {}),
-        ({"head_size": 32}, {"rope_scaling": LLAMA3}),
+        ({"head_size": 32}, {"rope_scaling": LLAMA3_SCALING}),
         ({}, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_theta": 500.0}),
     ],
     ids=str,

@@ -9,17 +9,17 @@ import pytest
 import torch
 import transformers
 
-from tests.fixtures.models import make_rand_model, make_script_model, reference_generate, reference_logits
+from tests.fixtures.models import (
+    LLAMA3_SCALING,
+    make_rand_model,
+    make_script_model,
+    reference_generate,
+    reference_logits,
+)
 from tests.fixtures.vocabularies import BOS_ID, END_OF_TURN_ID, EOS_ID
 
 PROMPT = [BOS_ID, *b"The quick brown fox jumps over the lazy dog, twice."]
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+LLAMA3 = LLAMA3_SCALING | {"factor": 4.0}
 
 
 @pytest.fixture(autouse=True)

@@ -10,20 +10,13 @@ import torch
 from services.common.errors import QuireError, Reason
 from services.executor.backends.base import KvShape, PromptScoreRows, SampleRow, SamplingRule, StepInputs
 from services.executor.backends.torch_backend import TorchBackend
-from tests.fixtures.models import make_rand_model, reference_logits
+from tests.fixtures.models import LLAMA3_SCALING, make_rand_model, reference_logits
 from tests.unit.executor.torch_runs import BLOCK_SIZE, Runs, token_ids
 
 BUDGET = {"fp32": 2e-4, "bf16": 0.35, "fp16": 0.05}
 """Largest difference of a logit; logits reach about 10."""
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+LLAMA3 = LLAMA3_SCALING | {"rope_theta": 10000.0}
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kernels import _native
 from services.executor.backends.base import (
+    Int32,
     KvShape,
     Sampled,
     StepInputs,
@@ -30,9 +31,6 @@ from services.executor.backends.cpu.support import BLOCK_SIZE
 from services.executor.models.checkpoint import with_context_length
 from services.executor.models.spec import ModelSpec
 from services.executor.models.weights import Checkpoint, load_failed
-
-NATIVE_NAMES = {"fp32": "f32"}
-"""What the native code calls number formats where it differs."""
 
 _Scores = tuple[list[float], list[int], list[list[int]], list[list[float]]]
 """Of TokenScores' fields, as the native code gives them."""
@@ -79,7 +77,7 @@ class CpuBackend:
         MODEL_LOAD_FAILED, or INVALID_FIELD for a context length beyond the model's.
         """
         spec = with_context_length(checkpoint.spec, context_length)
-        weights = load_packed(checkpoint, NATIVE_NAMES.get(dtype, dtype), threads)
+        weights = load_packed(checkpoint, _native_name(dtype), threads)
         if kv_format == "auto":
             kv_format = "fp32" if dtype_of(weights) == "fp32" else "bf16"
         if instruction_set == "auto":
@@ -89,10 +87,10 @@ class CpuBackend:
     def kv_block_bytes(self, block_size: int) -> int:
         if block_size != BLOCK_SIZE:
             raise ValueError(f"a block has {BLOCK_SIZE} slots, not {block_size}")
-        return self._model.kv_block_bytes(NATIVE_NAMES.get(self.kv_format, self.kv_format))
+        return self._model.kv_block_bytes(_native_name(self.kv_format))
 
     def allocate_kv(self, shape: KvShape) -> None:
-        self._model.allocate_kv(shape.block_count, NATIVE_NAMES.get(self.kv_format, self.kv_format))
+        self._model.allocate_kv(shape.block_count, _native_name(self.kv_format))
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._model.copy_blocks(np.array(pairs, np.int32).reshape(-1, 2))
@@ -100,11 +98,7 @@ class CpuBackend:
     def step(self, inputs: StepInputs) -> StepOutputs:
         samples = inputs.samples
         token_ids, row_scores, prompt_scores = self._model.step(
-            inputs.token_ids,
-            inputs.positions,
-            inputs.query_starts,
-            inputs.context_lengths,
-            inputs.block_tables,
+            *_arrays(inputs),
             np.array([sample.row for sample in samples], np.int32),
             [sampler_of(sample, self.spec.vocab_size) for sample in samples],
             np.array([len(sample.output_ids) for sample in samples], np.int32),
@@ -114,14 +108,7 @@ class CpuBackend:
         return StepOutputs(sampled, [TokenScores(*scores) for scores in prompt_scores])
 
     def logits(self, inputs: StepInputs, rows: Sequence[int]) -> NDArray[np.float32]:
-        return self._model.logits(
-            inputs.token_ids,
-            inputs.positions,
-            inputs.query_starts,
-            inputs.context_lengths,
-            inputs.block_tables,
-            np.array(rows, np.int32),
-        )
+        return self._model.logits(*_arrays(inputs), np.array(rows, np.int32))
 
 
 def dtype_of(weights: PackedWeights) -> str:
@@ -131,6 +118,15 @@ def dtype_of(weights: PackedWeights) -> str:
     for matrix in set(weights.matrices.values()):
         sizes[names[matrix.format]] += matrix.rows * matrix.k
     return "+".join(_DTYPES.get(name, name) for name, _ in sizes.most_common())
+
+
+def _native_name(format_: str) -> str:
+    """What the native code calls a number format."""
+    return "f32" if format_ == "fp32" else format_
+
+
+def _arrays(inputs: StepInputs) -> tuple[Int32, Int32, Int32, Int32, Int32]:
+    return inputs.token_ids, inputs.positions, inputs.query_starts, inputs.context_lengths, inputs.block_tables
 
 
 def _sampled(token_id: int, scores: _Scores | None) -> Sampled | None:

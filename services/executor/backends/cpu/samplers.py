@@ -13,13 +13,14 @@ def sampler_of(row: SampleRow, vocab_size: int) -> _native.Sampler | None:
         return None
     sampler = row.prepared
     if not isinstance(sampler, _native.Sampler):
-        sampler = row.prepared = _make(row, vocab_size)
+        sampler = row.prepared = make_sampler(row, vocab_size)
     if sampler.needs_history and sampler.observed < len(row.output_ids):
         sampler.observe(row.output_ids[sampler.observed :])
     return sampler
 
 
-def _make(row: SampleRow, vocab_size: int) -> _native.Sampler:
+def make_sampler(row: SampleRow, vocab_size: int) -> _native.Sampler:
+    """The native form of the row's rule, no output taken in."""
     rule = row.rule
     return _native.Sampler(
         temperature=rule.temperature,
