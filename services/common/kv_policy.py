@@ -1,0 +1,94 @@
+"""Which KV format a block has at which age, as a pure function of the sequence's length.
+
+Ages count from the newest token back to a block's last one. A sequence's view changes only where its length is a
+multiple of `PERIOD` tokens, so that neither chunk sizes nor neighbours decide in which format a token reads a block.
+The first block stays hot: it holds the tokens that attention leans on whatever the text (StreamingLLM, Xiao et al.,
+2023, call them sinks).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+PERIOD = 128
+"""Tokens between two changes of a view; block sizes divide it."""
+COLDER_FORMATS = ("fp8", "int8", "int4")
+
+
+class Change(NamedTuple):
+    """Where `length` tokens have KV, the block at `position` becomes one of age `age`."""
+
+    length: int
+    position: int
+    age: int
+
+
+@dataclass(frozen=True, slots=True)
+class ColderAge:
+    """Blocks whose last token is at least `after` tokens back are kept in `format`."""
+
+    format: str
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvPolicy:
+    """Age 0 is hot; `colder[i]` is age i + 1. No colder age: all stays hot."""
+
+    colder: tuple[ColderAge, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for ages that are not ever older, or formats that are not ever different."""
+        ages = [0, *(age.after for age in self.colder)]
+        if any(later <= earlier for earlier, later in itertools.pairwise(ages)):
+            raise ValueError("each KV format must begin at a greater age than the one before")
+        formats = [age.format for age in self.colder]
+        if len(set(formats)) != len(formats) or not set(formats) <= set(COLDER_FORMATS):
+            raise ValueError(f"colder KV formats are distinct ones of {', '.join(COLDER_FORMATS)}, not {formats}")
+
+    @classmethod
+    def parse(cls, text: str) -> KvPolicy:
+        """From what `str` gives: "" or for example "hot:512,int8:2048,int4". Raises ValueError for anything else."""
+        if not text:
+            return cls()
+        colder, after = [], 0
+        for index, part in enumerate(parts := text.split(",")):
+            is_last = index == len(parts) - 1
+            match = re.fullmatch(r"([a-z]+[0-9]*)" if is_last else r"([a-z]+[0-9]*):([0-9]{1,9})", part)
+            if match is None or (match[1] == "hot") != (index == 0) or len(parts) == 1:
+                raise ValueError(f"{text!r} is no KV policy such as 'hot:512,int8:2048,int4'")
+            if index:
+                colder.append(ColderAge(match[1], after))
+            if not is_last:
+                after = int(match[2])
+        return cls(tuple(colder))
+
+    def __str__(self) -> str:
+        if not self.colder:
+            return ""
+        names = ["hot", *(age.format for age in self.colder)]
+        return ",".join([*(f"{name}:{age.after}" for name, age in zip(names, self.colder, strict=False)), names[-1]])
+
+    def age(self, position: int, block_size: int, length: int) -> int:
+        """The age that the block at `position` has for a token at position `length`."""
+        if position == 0:
+            return 0
+        back = length // PERIOD * PERIOD - (position + 1) * block_size
+        return sum(back >= colder.after for colder in self.colder)
+
+    def changes(self, block_size: int, after: int, through: int) -> Iterator[Change]:
+        """Changes at lengths in (after, through], by ascending length; `age` holds from there on."""
+        if not self.colder:
+            return
+        starts = [colder.after for colder in self.colder]
+        for length in range((after // PERIOD + 1) * PERIOD, through + 1, PERIOD):
+            for age, start in enumerate(starts, 1):
+                oldest = (length - PERIOD - start) // block_size
+                if age < len(starts):
+                    oldest = max(oldest, (length - starts[age]) // block_size)
+                for position in range(max(oldest, 1), (length - start) // block_size):
+                    yield Change(length, position, age)
