@@ -98,6 +98,22 @@ class BlockPool:
             block = self._newer[block]
         return order
 
+    def oldest(self, count: int) -> list[int]:
+        """The first blocks of `eviction_order`, at the cost of these alone."""
+        order, block = [], self._newer[self.count]
+        while block != self.count and len(order) < count:
+            order.append(block)
+            block = self._newer[block]
+        return order
+
+    def claim(self, blocks: Sequence[int]) -> None:
+        """Hands out these distinct free blocks, each held once. Costs as much as there are free ones."""
+        chosen = self._distinct_free(blocks)
+        self._free = array("i", _without(self._free, chosen))
+        for block in blocks:
+            self._references[block] = 1
+            self._states[block] = BlockState.RESERVED
+
     def take(self, count: int) -> Taken:
         """Hands out `count` blocks, each held once: free ones first, then the oldest cached ones."""
         if not 0 <= count <= self.available_count:
@@ -172,14 +188,18 @@ class BlockPool:
 
     def restore(self, blocks: Sequence[int]) -> None:
         """Makes distinct free blocks cached ones, oldest first: content known from before."""
-        chosen = set(blocks)
-        if len(chosen) != len(blocks) or any(self._states[b] != BlockState.FREE for b in chosen):
-            raise ValueError("only distinct free blocks can be restored")
+        chosen = self._distinct_free(blocks)
         self._free = array("i", _without(self._free, chosen))
         for block in blocks:
             self._states[block] = BlockState.READY
             self._keyed[block] = 1
             self._link_newest(block)
+
+    def _distinct_free(self, blocks: Sequence[int]) -> set[int]:
+        chosen = set(blocks)
+        if len(chosen) != len(blocks) or any(self._states[b] != BlockState.FREE for b in chosen):
+            raise ValueError("these blocks are not distinct and free")
+        return chosen
 
     def _link_newest(self, block: int) -> None:
         newest = self._older[self.count]

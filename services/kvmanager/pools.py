@@ -21,6 +21,8 @@ class PoolSpec:
     block_count: int
     first_block_id: int
     block_size: int  # token slots
+    block_bytes: int = 0  # in the pool's format, 0 where unknown
+    distance: int = 0  # of the pool from what computes: 10 is local, 0 unknown
 
     @property
     def node(self) -> int:
@@ -57,6 +59,20 @@ class Pool:
             self.index.remove(block)
         self.evicted_count += len(taken.evicted)
         return [*matched, *taken.blocks]
+
+    def claim(self, blocks: Sequence[int]) -> None:
+        """Takes these very blocks, which are free, as `acquire` would: a holder from before comes back."""
+        self.blocks.claim(blocks)
+
+    def oldest_cached(self, count: int) -> list[int]:
+        """The cached blocks that would be evicted next."""
+        return self.blocks.oldest(count)
+
+    def discard(self, block: int) -> None:
+        """Drops the content of a block that nobody holds, as of one that is kept elsewhere; others stay as they are."""
+        if self.blocks.idle_among([block]) and self.blocks.is_keyed(block):
+            self.index.remove(block)
+            self.blocks.forget(block)
 
     def settle(self, block: int, key: bytes) -> bool:
         """Marks a held block as full. True where it became the block of its key, False where another one is."""

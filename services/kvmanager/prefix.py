@@ -21,6 +21,9 @@ class PrefixIndex:
     def find(self, key: bytes) -> int | None:
         return self._block_by_key.get(key)
 
+    def key_of(self, block: int) -> bytes | None:
+        return self._key_by_block[block]
+
     def one_sided(self) -> int:
         """Entries that their block does not confirm: always 0 unless the books are broken."""
         keys = self._key_by_block
