@@ -5,23 +5,15 @@ Every reader takes the root of the file system, so that tests imitate any machin
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A NUMA node: its CPUs and the memory that can be had without swapping, in bytes."""
-
-    node_id: int
-    cpus: frozenset[int]
-    available: int
+from services.common.topology_sysfs import read_meminfo, read_topology
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """Bytes that can still be had, what set the bound, and the nodes that the process is bound to, if it is."""
+    """Bytes that can still be had, what set the bound, and the nodes that the process may compute on."""
 
     available: int
     bound: str  # "machine", "control group" or "NUMA nodes", for people
@@ -29,61 +21,16 @@ class MemoryView:
 
 
 def measure(root: Path = Path("/"), cpus: frozenset[int] | None = None) -> MemoryView:
-    """The least of what machine, control group and bound nodes leave. `cpus` is the process's affinity."""
-    allowed = cpus if cpus is not None else frozenset(os.sched_getaffinity(0))
-    bounds = [(_meminfo(root / "proc/meminfo")["MemAvailable"], "machine")]
+    """The least of what machine, control group and NUMA nodes leave. `cpus` is the process's affinity."""
+    bounds = [(read_meminfo(root / "proc/meminfo")["MemAvailable"], "machine")]
     group = _group_available(root)
     if group is not None:
         bounds.append((group, "control group"))
-    nodes = read_nodes(root)
-    bound = bound_nodes(nodes, allowed)
-    if bound:
-        bounds.append((sum(node.available for node in bound), "NUMA nodes"))
+    topology = read_topology(root, cpus)
+    if sources := topology.memory_sources:
+        bounds.append((sum(node.available for node in sources), "NUMA nodes"))
     available, why = min(bounds)
-    return MemoryView(max(available, 0), why, tuple(node.node_id for node in bound))
-
-
-def bound_nodes(nodes: list[Node], cpus: frozenset[int]) -> list[Node]:
-    """The nodes that hold all of the process's CPUs, where these are fewer than all nodes with CPUs."""
-    with_cpus = [node for node in nodes if node.cpus]
-    used = [node for node in with_cpus if node.cpus & cpus]
-    return used if 0 < len(used) < len(with_cpus) else []
-
-
-def read_nodes(root: Path) -> list[Node]:
-    """The machine's nodes; empty where the kernel shows none."""
-    found = []
-    for folder in sorted((root / "sys/devices/system/node").glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
-        try:
-            cpus = parse_cpus((folder / "cpulist").read_text())
-            info = _meminfo(folder / "meminfo")
-        except (OSError, ValueError):
-            continue
-        # Nodes state no MemAvailable: free pages and the page cache that can be dropped at once.
-        reclaimable = info.get("Inactive(file)", 0) + info.get("SReclaimable", 0) // 2
-        found.append(Node(int(folder.name[4:]), cpus, info.get("MemFree", 0) + reclaimable))
-    return found
-
-
-def parse_cpus(text: str) -> frozenset[int]:
-    """A kernel CPU list such as "0-3,8"."""
-    cpus: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        cpus.update(range(int(first), int(last or first) + 1))
-    return frozenset(cpus)
-
-
-def _meminfo(path: Path) -> dict[str, int]:
-    """Bytes by name from a meminfo file, the machine's or a node's (whose lines begin with "Node N")."""
-    values = {}
-    for line in path.read_text().splitlines():
-        words = line.split()
-        if words[:1] == ["Node"]:
-            words = words[2:]
-        if len(words) >= 2:
-            values[words[0].rstrip(":")] = int(words[1]) * (1024 if words[-1] == "kB" else 1)
-    return values
+    return MemoryView(max(available, 0), why, tuple(node.node_id for node in topology.usable))
 
 
 def _group_available(root: Path) -> int | None:

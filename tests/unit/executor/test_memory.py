@@ -4,7 +4,7 @@ import pytest
 
 from services.common.errors import QuireError
 from services.executor.capacity import KvDemand, kv_shape, parse_bytes
-from services.executor.memory import measure, parse_cpus
+from services.executor.memory import measure
 
 GIB = 1 << 30
 
@@ -15,6 +15,7 @@ def machine(root, available, nodes=(), group=None, version=2, nested=None):
     for at, (cpus, free) in enumerate(nodes):
         files[f"sys/devices/system/node/node{at}/cpulist"] = cpus + "\n"
         files[f"sys/devices/system/node/node{at}/meminfo"] = (
+            f"Node {at} MemTotal: {free // 512} kB\n"
             f"Node {at} MemFree: {free // 2048} kB\nNode {at} Inactive(file): {free // 2048} kB\n"
         )
     if group is not None:
@@ -58,7 +59,7 @@ def test_overdrawn_control_group_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     ("cpus", "available", "nodes"),
-    [({0, 1}, 2 * GIB, (0,)), ({2}, 4 * GIB, (1,)), ({0, 1, 2, 3}, 8 * GIB, ()), ({1, 2}, 8 * GIB, ())],
+    [({0, 1}, 2 * GIB, (0,)), ({2}, 4 * GIB, (1,)), ({0, 1, 2, 3}, 8 * GIB, (0, 1)), ({1, 2}, 8 * GIB, (0, 1))],
 )
 def test_k5_bound_process_sees_its_own_nodes_memory(tmp_path, cpus, available, nodes):
     root = machine(tmp_path, 8 * GIB, nodes=[("0-1", 2 * GIB), ("2-3", 4 * GIB)])
@@ -66,18 +67,19 @@ def test_k5_bound_process_sees_its_own_nodes_memory(tmp_path, cpus, available, n
     assert (view.available, view.nodes) == (available, nodes)
 
 
-def test_k5_single_node_and_memory_only_nodes_bind_nothing(tmp_path):
+def test_k5_memory_of_nodes_without_cpus_does_not_count(tmp_path):
     root = machine(tmp_path, 8 * GIB, nodes=[("0-3", 2 * GIB), ("", 4 * GIB)])
-    assert measure(root, frozenset({0})).nodes == ()
+    view = measure(root, frozenset({0}))
+    assert (view.available, view.bound, view.nodes) == (2 * GIB, "NUMA nodes", (0,))
+
+
+def test_a_single_node_bounds_nothing(tmp_path):
+    view = measure(machine(tmp_path, 8 * GIB, nodes=[("0-3", 2 * GIB)]), frozenset({0}))
+    assert (view.available, view.bound, view.nodes) == (8 * GIB, "machine", (0,))
 
 
 def test_this_machine_has_memory():
     assert measure().available > 0
-
-
-def test_cpu_lists():
-    assert parse_cpus("0-2,5\n") == {0, 1, 2, 5}
-    assert parse_cpus("\n") == frozenset()
 
 
 def test_sizes():
