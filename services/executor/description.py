@@ -6,6 +6,7 @@ from quire.v1 import types_pb2
 from services.executor.admission import GROUP
 from services.executor.batch import StepLimits
 from services.executor.loader import LoadedModel
+from services.executor.numa import PoolPlace
 from services.executor.warmup import Measured
 
 _KV_FORMATS = {
@@ -23,9 +24,9 @@ def describe_empty(executor_id: str, limits: StepLimits) -> types_pb2.ExecutorDe
 
 
 def describe_loaded(
-    executor_id: str, limits: StepLimits, model: LoadedModel, measured: Measured, nodes: tuple[int, ...]
+    executor_id: str, limits: StepLimits, model: LoadedModel, measured: Measured, place: PoolPlace
 ) -> types_pb2.ExecutorDescription:
-    """Of an executor that serves a model. `nodes`: the NUMA nodes that it is bound to."""
+    """Of an executor that serves a model. `place`: where its KV lies."""
     backend, spec, shape = model.backend, model.backend.spec, model.shape
     group = types_pb2.CacheGroup(
         group_id=GROUP, name="target", block_size=shape.block_size, block_bytes=shape.block_bytes
@@ -35,7 +36,8 @@ def describe_loaded(
         group_id=GROUP,
         tier=types_pb2.TIER_DEVICE,
         format=_KV_FORMATS[backend.kv_format],
-        rank_nodes=[nodes[0] if len(nodes) == 1 else -1],
+        rank_nodes=[place.node],
+        distance=place.distance,
         block_count=shape.block_count,
         first_block_id=0,
     )

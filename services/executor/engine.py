@@ -18,8 +18,8 @@ from services.executor.core import StepCore
 from services.executor.description import describe_empty, describe_loaded
 from services.executor.kv_link import KvLink, Registration
 from services.executor.loader import LoadedModel, Loader
-from services.executor.memory import measure
 from services.executor.metrics import ExecutorMetrics
+from services.executor.numa_binding import kv_place
 from services.executor.results import Results
 from services.executor.warmup import warm_up
 from services.executor.worker import Event, Fault, StepLoop, Worker
@@ -125,7 +125,7 @@ class Engine:
                 measured = warm_up(model.backend, model.shape, self._limits.tokens, model.backend.spec.context_length)
                 steps.backend = model.backend
                 steps.core.set_model(model.limits)
-                return describe_loaded(self.executor_id, self._limits, model, measured, measure().nodes)
+                return describe_loaded(self.executor_id, self._limits, model, measured, kv_place(model.backend.device))
 
             try:
                 description = await self.worker.call(install)

@@ -18,6 +18,7 @@ from services.executor.engine import Engine
 from services.executor.kv_link import KvLink
 from services.executor.loader import make_loader
 from services.executor.metrics import ExecutorMetrics
+from services.executor.numa_binding import Binding, bind_process
 from services.executor.servicer import ExecutorServicer
 from services.executor.settings import ExecutorSettings
 from services.executor.watchdog import watch
@@ -26,17 +27,25 @@ log = logging.getLogger("quire.executor")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs an executor until a signal; 2 (refused settings) where the model given cannot be loaded."""
+    """Runs an executor until a signal; 2 (refused settings) where the model or the NUMA node given cannot be had."""
     settings = begin(ExecutorSettings, "executor", argv)
-    return asyncio.run(serve(settings))
+    try:
+        binding = bind_process(settings)
+    except QuireError as error:
+        log.error("%s", error.message)
+        return 2
+    return asyncio.run(serve(settings, binding))
 
 
-async def serve(settings: ExecutorSettings) -> int:
+async def serve(settings: ExecutorSettings, binding: Binding) -> int:
     registry = CollectorRegistry()
     server = Server(settings, [executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"]], registry)
     link = KvLink((lambda: channel(settings.kvmanager, settings)) if settings.kvmanager else None)
     limits = StepLimits(settings.max_sequences, settings.max_step_tokens)
-    engine = Engine(limits, make_loader(settings), link, ExecutorMetrics(registry), server.set_ready)
+    metrics = ExecutorMetrics(registry)
+    if binding.node is not None:
+        metrics.numa_bound(binding.node, binding.threads, binding.memory)
+    engine = Engine(limits, make_loader(settings), link, metrics, server.set_ready)
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(ExecutorServicer(engine), server.grpc)
     await server.start()
     engine.start()

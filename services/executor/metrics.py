@@ -25,6 +25,12 @@ class ExecutorMetrics:
         )
         self._sequences = Gauge("quire_executor_sequences", "Sequences present", registry=registry)
         self._blocks = Gauge("quire_executor_kv_blocks", "KV blocks in the pool", registry=registry)
+        self._numa = Gauge(
+            "quire_executor_numa_bound",
+            "1 where what computes is bound to the NUMA node, 0 where the kernel refuses",
+            ["node", "part"],
+            registry=registry,
+        )
         self._idle_by = {present: self._idle.labels(present) for present in ("none", "present")}
 
     def step(self, compute_seconds: float, host_seconds: float, tokens: int, sampled: int, sequences: int) -> None:
@@ -39,6 +45,10 @@ class ExecutorMetrics:
 
     def sequences_present(self, count: int) -> None:
         self._sequences.set(count)
+
+    def numa_bound(self, node: int, threads: bool, memory: bool) -> None:
+        self._numa.labels(str(node), "threads").set(threads)
+        self._numa.labels(str(node), "memory").set(memory)
 
     def blocks_allocated(self, count: int) -> None:
         self._blocks.set(count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,6 +13,7 @@ BackendName = Literal["auto", "cpu", "torch"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 KvFormatName = Literal["auto", "fp32", "bf16"]
 InstructionSet = Literal["auto", "portable", "avx2", "avx512", "avx512_vnni"]
+NumaNode = Literal["auto", "none"] | Annotated[int, Field(ge=0, lt=1024)]
 
 
 class ExecutorSettings(ServiceSettings):
@@ -30,6 +31,9 @@ class ExecutorSettings(ServiceSettings):
         "auto", description="what the cpu backend is to use of this CPU; auto takes the best"
     )
     threads: int = Field(0, ge=0, description="compute threads; 0 takes one per CPU that the process may use")
+    numa_node: NumaNode = Field(
+        "auto", description="node to compute on and take memory from; none; auto: the GPU's or the only usable one"
+    )
     context_length: int | None = Field(None, ge=2, description="most tokens of prompt plus output; absent: the model's")
     kv_memory: str = Field("auto", description='"auto" (a quarter of the free memory at most) or a size like "2GiB"')
     kv_blocks: int | None = Field(None, ge=1, description="exact number of KV blocks, instead of kv_memory")

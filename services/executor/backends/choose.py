@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.common.topology_sysfs import read_topology
 from services.executor.backends.base import Backend
+from services.executor.gpus import cuda_devices
+from services.executor.memory import measure
 from services.executor.models.checkpoint import open_checkpoint
 from services.executor.models.weights import Checkpoint, file_digest, fingerprint, load_failed
 from services.executor.settings import ExecutorSettings
@@ -56,13 +59,6 @@ def uses_cpu_backend(
     return reason is None
 
 
-def cuda_devices(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> list[Path]:
-    """The CUDA devices that this process may use, found without torch."""
-    if environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return []
-    return sorted((root / "dev").glob("nvidia[0-9]*"))
-
-
 def _torch_has_cuda() -> bool:
     if importlib.util.find_spec("torch") is None:
         return False
@@ -84,6 +80,7 @@ def _cpu_refusal(settings: ExecutorSettings) -> str | None:
 def _load_cpu(checkpoint: Checkpoint, settings: ExecutorSettings, threads: int) -> Loaded:
     from services.executor.backends.cpu.backend import CpuBackend
 
+    limit = _own_memory_limit()
     backend = CpuBackend.load(
         checkpoint,
         dtype=settings.dtype,
@@ -91,10 +88,25 @@ def _load_cpu(checkpoint: Checkpoint, settings: ExecutorSettings, threads: int) 
         instruction_set=settings.instruction_set,
         context_length=settings.context_length,
         threads=threads,
+        own_memory_limit=limit,
     )
     weights = backend.weights
+    if limit and weights.mapped_bytes:
+        log.warning(
+            "no room for a copy of the weights; they may lie on another NUMA node",
+            extra={"mib": weights.mapped_bytes >> 20, "limit_mib": limit >> 20},
+        )
     digests = map(bytes.fromhex, weights.source_digests)
     return Loaded(backend, fingerprint(digests, checkpoint.spec, backend.numerics), weights.mapped_bytes)
+
+
+def _own_memory_limit() -> int:
+    """Bytes of weights that may be copied from the page cache: half of what is free, but none without need.
+
+    A mapped file's pages lie on the NUMA node that first read them, whatever the policy of later readers. An executor
+    on one node of several would read them from another.
+    """
+    return measure().available // 2 if read_topology().is_confined else 0
 
 
 def _load_torch(path: Path, checkpoint: Checkpoint, settings: ExecutorSettings, threads: int) -> Loaded:

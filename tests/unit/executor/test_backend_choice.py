@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import QuireError, Reason
-from services.executor.backends.choose import cuda_devices, uses_cpu_backend
+from services.executor.backends.choose import uses_cpu_backend
 from services.executor.backends.cpu.support import refusal
+from services.executor.gpus import cuda_devices
 from services.executor.settings import ExecutorSettings
 
 SETS = ["portable", "avx2"]

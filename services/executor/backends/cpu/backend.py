@@ -69,15 +69,19 @@ class CpuBackend:
         instruction_set: str = "auto",
         context_length: int | None = None,
         threads: int = 1,
+        own_memory_limit: int = 0,
     ) -> CpuBackend:
         """Packs the weights, or maps them where that was done before.
 
         `dtype` is fp32, bf16 or auto (what the file holds, or the nearest to it), `kv_format` fp32, bf16 or auto (fp32
-        beside fp32 weights, else bf16), `instruction_set` one that this CPU has or auto (the best). Raises
-        MODEL_LOAD_FAILED, or INVALID_FIELD for a context length beyond the model's.
+        beside fp32 weights, else bf16), `instruction_set` one that this CPU has or auto (the best). Mapped weights of at
+        most `own_memory_limit` bytes are copied into memory of the process's own. Raises MODEL_LOAD_FAILED, or
+        INVALID_FIELD for a context length beyond the model's.
         """
         spec = with_context_length(checkpoint.spec, context_length)
         weights = load_packed(checkpoint, _native_name(dtype), threads)
+        if 0 < weights.mapped_bytes <= own_memory_limit:
+            weights = weights.in_own_memory()
         if kv_format == "auto":
             kv_format = "fp32" if dtype_of(weights) == "fp32" else "bf16"
         if instruction_set == "auto":

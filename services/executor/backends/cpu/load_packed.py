@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import mmap
 import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 
-import numpy as np
-
 from services.executor.backends.cpu.packed_cache import CacheEntry, find_or_make
 from services.executor.backends.cpu.packed_file import VERSION, Contents, NewPackedFile, open_packed
-from services.executor.backends.cpu.packed_weights import PackedWeights
+from services.executor.backends.cpu.packed_weights import PackedWeights, own_memory
 from services.executor.backends.cpu.packing import pack
 from services.executor.backends.cpu.packing_plan import PackingPlan, make_plan
 from services.executor.models.catalogue import derived_folder
@@ -67,10 +63,7 @@ class _Packing:
         file.finish()
 
     def in_memory(self) -> PackedWeights:
-        memory = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with suppress(OSError):  # not every kernel has huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        buffer = np.frombuffer(memory, np.uint8)
+        buffer = own_memory(self.size)
         self._fill(buffer)
         return self._contents().weights(buffer, mapped_bytes=0)
 

@@ -7,9 +7,13 @@ Matrices: `embedding`, `head` (the embedding itself where tied), and per layer `
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import numpy as np
 
 from services.executor.models.weights import Bytes
 
@@ -35,6 +39,13 @@ class PackedWeights:
     source_digests: tuple[str, ...]  # hex SHA-256 of the checkpoint's files, in their order
     mapped_bytes: int  # of the buffer that lie in the page cache, which the system counts as free memory
 
+    def in_own_memory(self) -> PackedWeights:
+        """A copy on the NUMA node that memory comes from now, wherever the pages of a mapped file lie."""
+        buffer = own_memory(self.buffer.nbytes)
+        buffer[:] = self.buffer
+        buffer.flags.writeable = False
+        return replace(self, buffer=buffer, mapped_bytes=0)
+
     def matrix(self, name: str) -> PackedMatrix:
         """The named matrix; KeyError where the model has none."""
         return self.matrices[name]
@@ -42,3 +53,11 @@ class PackedWeights:
     def vector(self, name: str) -> int:
         """Byte offset of the named vector, -1 where the model has none."""
         return self.vectors.get(name, -1)
+
+
+def own_memory(size: int) -> Bytes:
+    """Zeros that no other process shares, in huge pages where there are such; they start at a page's start."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # not every kernel has huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
