@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from quire.supervisor.options import ModelChoice, UpOptions
 
@@ -13,6 +16,7 @@ SUPERVISOR_PID = "QUIRE_SUPERVISOR_PID"
 """Variable that tells `quire serve` whose end is its own end too."""
 LIVENESS = "liveness"
 """Health service that says only that the process answers; an executor without a model is not ready."""
+NO_NODES: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +41,13 @@ class ServiceSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def lay_out(options: UpOptions, cores: int) -> list[ServiceSpec]:
+def lay_out(options: UpOptions, cores: int, node_cores: Mapping[int, int] = NO_NODES) -> list[ServiceSpec]:
     """The services in start order: what others need comes first. They end in the opposite order.
 
-    Executors share the `cores`; the other services are single-threaded apart from short-lived helpers.
+    Executors share the `cores`; the other services are single-threaded apart from short-lived helpers. `node_cores`
+    says how many of them each NUMA node has, where executors are to be spread over several.
     """
-    executors = _executors(options, cores)
+    executors = _executors(options, cores, node_cores)
     ports = options.ports
     common = ["--drain-seconds", f"{options.drain_seconds:g}", "--log-level", options.log_level]
     kvmanager = f"{HOST}:{ports.kvmanager}"
@@ -83,23 +88,47 @@ def lay_out(options: UpOptions, cores: int) -> list[ServiceSpec]:
     ]
 
 
-def _executors(options: UpOptions, cores: int) -> list[ServiceSpec]:
+class Home(NamedTuple):
+    """Where an executor computes, with how many threads. None: wherever the system puts it."""
+
+    node: int | None
+    threads: int
+
+
+def homes(holding: int, spare: int, cores: int, node_cores: Mapping[int, int]) -> list[Home]:
+    """Of the executors that hold a model, then of the spare ones.
+
+    Round-robin over the NUMA nodes, where each gets one; with fewer executors than nodes, no node lies idle. Spare ones
+    do not count when threads are shared out, for they have nothing to compute.
+    """
+    if not 1 < len(node_cores) <= holding:
+        return [Home(None, max(1, cores // holding))] * (holding + spare)
+    nodes = sorted(node_cores)
+    order = [nodes[index % len(nodes)] for index in range(holding + spare)]
+    sharing = Counter(order[:holding])
+    return [Home(node, max(1, node_cores[node] // sharing[node])) for node in order]
+
+
+def _executors(options: UpOptions, cores: int, node_cores: Mapping[int, int]) -> list[ServiceSpec]:
     """One executor per model and replica, then the spare ones."""
     held: list[ModelChoice | None] = [model for model in options.models for _ in range(options.executors)]
-    threads = max(1, cores // len(held))
+    places = homes(len(held), options.spare_executors, cores, node_cores)
     held += [None] * options.spare_executors
     single = len(held) == 1
     return [
-        _executor(options, "executor" if single else f"executor-{index + 1}", index, model, threads)
-        for index, model in enumerate(held)
+        _executor(options, "executor" if single else f"executor-{index + 1}", index, model, home)
+        for index, (model, home) in enumerate(zip(held, places, strict=True))
     ]
 
 
-def _executor(options: UpOptions, name: str, index: int, model: ModelChoice | None, threads: int) -> ServiceSpec:
+def _executor(options: UpOptions, name: str, index: int, model: ModelChoice | None, home: Home) -> ServiceSpec:
     ports = options.ports
     port, metrics = ports.executor + index, ports.metrics + 3 + index
     arguments = ["--listen", f"{HOST}:{port}", "--metrics-listen", f"{HOST}:{metrics}"]
-    arguments += ["--kvmanager", f"{HOST}:{ports.kvmanager}", "--backend", options.backend, "--threads", str(threads)]
+    arguments += ["--kvmanager", f"{HOST}:{ports.kvmanager}", "--backend", options.backend]
+    arguments += ["--threads", str(home.threads)]
+    if home.node is not None:
+        arguments += ["--numa-node", str(home.node)]
     if model is not None:
         arguments += ["--model", model.source, "--model-name", model.name]
     if options.dtype is not None:

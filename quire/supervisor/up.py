@@ -18,6 +18,8 @@ from quire.supervisor.merged_log import MergedLog
 from quire.supervisor.options import UpOptions
 from quire.supervisor.rundir import RunDirectory, RunState
 from quire.supervisor.supervisor import Supervisor
+from services.common.topology_sysfs import read_topology, usable_cpus
+from services.executor.gpus import cuda_devices
 
 MODELS_APPEAR_SECONDS = 60.0
 
@@ -33,7 +35,7 @@ def prepare(options: UpOptions, directory: RunDirectory) -> list[layout.ServiceS
     """
     if (live := directory.live()) is not None:
         raise UpError(_already_up(live))
-    specs = layout.lay_out(options, _usable_cores())
+    specs = layout.lay_out(options, len(usable_cpus()), _node_cores(options))
     if taken := ports.problems(specs):
         raise UpError("\n".join(taken))
     _fetch_models(options)
@@ -126,9 +128,12 @@ def _fetch_models(options: UpOptions) -> None:
             raise UpError(error.message) from error
 
 
-def _usable_cores() -> int:
-    """CPUs that this process may use; a container or taskset may leave it fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _node_cores(options: UpOptions) -> dict[int, int]:
+    """CPUs of each NUMA node that this process may use; none where GPUs may compute, beside which executors settle."""
+    if options.backend != "cpu" and cuda_devices():
+        return {}
+    topology = read_topology()
+    return {node.node_id: len(node.cpus & topology.cpus) for node in topology.usable}
 
 
 def _already_up(live: RunState) -> str:

@@ -59,3 +59,39 @@ def test_a_taken_port_is_named_with_service_and_flag() -> None:
 def test_a_port_given_twice_is_named() -> None:
     specs = lay_out(UpOptions(ports=Ports(http=50051)), 2)
     assert any("is the gateway gRPC's too; change one with --http-port" in line for line in ports.problems(specs))
+
+
+def numa_flags(options: UpOptions, cores: int, node_cores: dict[int, int]) -> list[tuple[str, str]]:
+    """Node ("" for none) and threads of each executor."""
+    executors = [spec for spec in lay_out(options, cores, node_cores) if spec.role == "executor"]
+    return [
+        (flag(spec, "--numa-node") if "--numa-node" in spec.command else "", flag(spec, "--threads"))
+        for spec in executors
+    ]
+
+
+def test_executors_go_round_the_nodes_and_share_their_cores() -> None:
+    options = UpOptions(executors=3, spare_executors=2)
+    assert numa_flags(options, 20, {0: 12, 2: 8}) == [("0", "6"), ("2", "8"), ("0", "6"), ("2", "8"), ("0", "6")]
+
+
+def test_two_models_take_a_node_each() -> None:
+    assert numa_flags(UpOptions(models=TWO, spare_executors=0), 8, {0: 4, 1: 4}) == [("0", "4"), ("1", "4")]
+
+
+def test_fewer_executors_than_nodes_leave_no_node_idle() -> None:
+    assert numa_flags(UpOptions(spare_executors=1), 8, {0: 4, 1: 4}) == [("", "8"), ("", "8")]
+    assert numa_flags(UpOptions(executors=3, spare_executors=0), 16, dict.fromkeys(range(4), 4)) == [("", "5")] * 3
+
+
+def test_one_node_is_nothing_to_choose() -> None:
+    assert numa_flags(UpOptions(executors=2, spare_executors=0), 8, {0: 8}) == [("", "4"), ("", "4")]
+
+
+def test_more_executors_than_cores_of_a_node_have_a_thread_each() -> None:
+    assert numa_flags(UpOptions(executors=4, spare_executors=0), 2, {0: 1, 1: 1}) == [
+        ("0", "1"),
+        ("1", "1"),
+        ("0", "1"),
+        ("1", "1"),
+    ]
