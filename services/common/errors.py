@@ -43,6 +43,7 @@ class Reason(enum.Enum):
     MODEL_NOT_FOUND = ErrorKind(grpc.StatusCode.NOT_FOUND, 404, False)
     NOT_FOUND = ErrorKind(grpc.StatusCode.NOT_FOUND, 404, False)
     ALREADY_EXISTS = ErrorKind(grpc.StatusCode.ALREADY_EXISTS, 409, False)
+    OUT_OF_RANGE = ErrorKind(grpc.StatusCode.OUT_OF_RANGE, 400, False)
     TOO_LARGE = ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, 413, False)
     NEVER_FITS = ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, 413, False)
     QUEUE_FULL = ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, 429, True)

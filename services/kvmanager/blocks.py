@@ -1,15 +1,21 @@
-"""Block bookkeeping of one pool: reference counts, states, the free list and the order of eviction.
+"""Block bookkeeping of one pool: reference counts, states, owners and the free list.
 
 Blocks are indices from 0. A block is in exactly one of three places: free (no content), cached (settled content that
-nobody holds) or leased (held at least once). All data lies in arrays, about 18 bytes a block.
+nobody holds) or leased (held at least once). All data lies in arrays, with the policy's about 31 bytes a block.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from services.kvmanager.eviction import EvictionPolicy, LeafLru, PolicyFactory
+
+UNOWNED = 0
+"""The owner of content whose owner is not known."""
 
 
 class BlockState(enum.IntEnum):
@@ -22,10 +28,11 @@ class BlockState(enum.IntEnum):
 
 
 class Taken(NamedTuple):
-    """Blocks handed out, and those among them whose cached content was dropped for it."""
+    """Blocks handed out, and those among them whose cached content was dropped for it, with their owners till then."""
 
     blocks: list[int]
     evicted: list[int]
+    losers: list[int]  # parallel to `evicted`
 
 
 class Snapshot(NamedTuple):
@@ -40,20 +47,18 @@ class BlockPool:
     """Owns `count` blocks. Every method either does all it says or raises and changes nothing.
 
     Free blocks are handed out lowest first at the start, later the most recently freed first, in the order in which
-    their last holder used them. Cached blocks go oldest first; a holder's last blocks count as older than its first
-    ones, so that a prefix outlives its continuations.
+    their last holder used them. After them go cached blocks, in the policy's order.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, policy: PolicyFactory = LeafLru) -> None:
         self.count = count
+        self.owned_counts = array("i", [0])  # blocks held or cached, by owner
         self._references = array("i", bytes(4 * count))
         self._states = bytearray(count)
         self._keyed = bytearray(count)
+        self._owners = array("i", bytes(4 * count))
         self._free = array("i", range(count - 1, -1, -1))
-        # Cached blocks form a ring, oldest first, through entry `count`, which is no block.
-        self._newer = array("i", [count]) * (count + 1)
-        self._older = array("i", [count]) * (count + 1)
-        self._cached_count = 0
+        self.policy: EvictionPolicy = policy(count, self._owners)
 
     @property
     def free_count(self) -> int:
@@ -61,20 +66,26 @@ class BlockPool:
 
     @property
     def cached_count(self) -> int:
-        return self._cached_count
+        return self.policy.idle_count
 
     @property
     def available_count(self) -> int:
-        """Blocks that can be handed out now."""
-        return len(self._free) + self._cached_count
+        """Blocks that can be handed out now: free ones, and cached ones that are not pinned."""
+        return len(self._free) + self.policy.idle_count - self.policy.pinned_count
 
     @property
     def leased_count(self) -> int:
-        return self.count - self.available_count
+        return self.count - len(self._free) - self.policy.idle_count
 
-    def idle_among(self, blocks: Sequence[int]) -> int:
-        """How many of these blocks nobody holds."""
-        references = self._references
+    def is_idle(self, block: int) -> bool:
+        """Whether a block is cached: it has content and nobody holds it."""
+        return bool(self._keyed[block]) and not self._references[block]
+
+    def evictable_among(self, blocks: Sequence[int]) -> int:
+        """How many of these held or cached blocks could be handed out now."""
+        references, pinned = self._references, self.policy.is_pinned
+        if self.policy.pinned_count:
+            return sum([not references[block] and not pinned(block) for block in blocks])
         return sum([not references[block] for block in blocks])
 
     def state(self, block: int) -> BlockState:
@@ -91,48 +102,49 @@ class BlockPool:
         return list(reversed(self._free))
 
     def eviction_order(self) -> list[int]:
-        """Cached blocks in the order in which they will be evicted."""
-        order, block = [], self._newer[self.count]
-        while block != self.count:
-            order.append(block)
-            block = self._newer[block]
-        return order
+        """Cached blocks in the policy's order, pinned ones last."""
+        return list(self.policy.order())
 
     def oldest(self, count: int) -> list[int]:
-        """The first blocks of `eviction_order`, at the cost of these alone."""
-        order, block = [], self._newer[self.count]
-        while block != self.count and len(order) < count:
-            order.append(block)
-            block = self._newer[block]
-        return order
+        """The first blocks of `eviction_order` that are not pinned, at the cost of these alone."""
+        return list(itertools.islice(self.policy.order(), min(count, self.cached_count - self.policy.pinned_count)))
 
-    def claim(self, blocks: Sequence[int]) -> None:
-        """Hands out these distinct free blocks, each held once. Costs as much as there are free ones."""
-        chosen = self._distinct_free(blocks)
-        self._free = array("i", _without(self._free, chosen))
-        for block in blocks:
-            self._references[block] = 1
-            self._states[block] = BlockState.RESERVED
+    def owner(self, block: int) -> int:
+        return self._owners[block]
 
-    def take(self, count: int) -> Taken:
-        """Hands out `count` blocks, each held once: free ones first, then the oldest cached ones."""
+    def take(self, count: int, owner: int = UNOWNED) -> Taken:
+        """Hands out `count` blocks, each held once by the owner: free ones first, then cached ones."""
         if not 0 <= count <= self.available_count:
             raise ValueError(f"{count} blocks asked for, {self.available_count} available")
         from_free = min(count, len(self._free))
         blocks = self._free[len(self._free) - from_free :].tolist()
         blocks.reverse()
         del self._free[len(self._free) - from_free :]
-        evicted = []
+        policy, owners = self.policy, self._owners
+        evicted, losers = [], []
         for _ in range(count - from_free):
-            block = self._newer[self.count]
-            self._unlink(block)
+            block = policy.evict(owner)
+            policy.forget(block)
             self._keyed[block] = 0
             evicted.append(block)
+            losers.append(owners[block])
+            self.owned_counts[owners[block]] -= 1
         blocks += evicted
         for block in blocks:
             self._references[block] = 1
             self._states[block] = BlockState.RESERVED
-        return Taken(blocks, evicted)
+            owners[block] = owner
+        self._own(owner, count)
+        return Taken(blocks, evicted, losers)
+
+    def claim(self, blocks: Sequence[int], owner: int = UNOWNED) -> None:
+        """Hands out these distinct free blocks, each held once. Costs as much as there are free ones."""
+        self._take_out(blocks)
+        for block in blocks:
+            self._references[block] = 1
+            self._states[block] = BlockState.RESERVED
+            self._owners[block] = owner
+        self._own(owner, len(blocks))
 
     def hold(self, blocks: Sequence[int]) -> None:
         """Adds a holder to each of these blocks, all of which are held or cached."""
@@ -140,23 +152,37 @@ class BlockPool:
         for block in blocks:
             if not references[block] and not keyed[block]:
                 raise ValueError(f"block {block} is free: it cannot be shared")
+        idle = []
         for block in blocks:
             if not references[block]:
-                self._unlink(block)
+                idle.append(block)
             references[block] += 1
+        self.policy.remove(idle)
 
-    def drop(self, block: int) -> None:
-        """Takes a holder away. The last one leaves a keyed block cached, as the newest, and any other block free."""
+    def adopt(self, blocks: Sequence[int], owner: int) -> None:
+        """Gives held blocks without known owner this one."""
+        for block in blocks:
+            if self._owners[block] == UNOWNED and self._references[block]:
+                self._owners[block] = owner
+                self.owned_counts[UNOWNED] -= 1
+                self._own(owner, 1)
+
+    def drop(self, block: int, priority: int = 0, pin_end: float = 0.0) -> None:
+        """Takes a holder away, who wants at least so much for the block's content.
+
+        The last one leaves a keyed block cached, as the newest, and any other block free.
+        """
         count = self._references[block]
         if count <= 0:
             raise ValueError(f"block {block} is not held: freed twice")
         self._references[block] = count - 1
-        if count == 1:
-            if self._keyed[block]:
-                self._link_newest(block)
-            else:
-                self._states[block] = BlockState.FREE
-                self._free.append(block)
+        if self._keyed[block]:
+            if priority or pin_end:
+                self.policy.retain(block, priority, pin_end)
+            if count == 1:
+                self.policy.add(block)
+        elif count == 1:
+            self._release(block)
 
     def advance(self, block: int, state: BlockState) -> None:
         """Moves a held block forward: reserved, pending, ready."""
@@ -176,42 +202,45 @@ class BlockPool:
             raise ValueError(f"block {block} is not keyed")
         self._keyed[block] = 0
         if self._references[block] == 0:
-            self._unlink(block)
-            self._states[block] = BlockState.FREE
-            self._free.append(block)
+            self.policy.remove([block])
+            self._release(block)
+        self.policy.forget(block)
 
-    def touch(self, block: int) -> None:
-        """Makes a cached block the newest; does nothing to others."""
-        if self._references[block] == 0 and self._keyed[block]:
-            self._unlink(block)
-            self._link_newest(block)
+    def touch(self, block: int, priority: int = 0, pin_end: float = 0.0) -> None:
+        """Counts a keyed block as used, as if a holder had dropped it; does nothing to others."""
+        if not self._keyed[block]:
+            return
+        is_idle = not self._references[block]
+        if is_idle:
+            self.policy.remove([block])
+        self.policy.retain(block, priority, pin_end)
+        if is_idle:
+            self.policy.add(block)
 
     def restore(self, blocks: Sequence[int]) -> None:
         """Makes distinct free blocks cached ones, oldest first: content known from before."""
-        chosen = self._distinct_free(blocks)
-        self._free = array("i", _without(self._free, chosen))
+        self._take_out(blocks)
         for block in blocks:
             self._states[block] = BlockState.READY
             self._keyed[block] = 1
-            self._link_newest(block)
+            self._owners[block] = UNOWNED
+            self.policy.add(block)
+        self._own(UNOWNED, len(blocks))
 
-    def _distinct_free(self, blocks: Sequence[int]) -> set[int]:
+    def _take_out(self, blocks: Sequence[int]) -> None:
+        """Takes these blocks, which must be distinct and free, off the free list."""
         chosen = set(blocks)
         if len(chosen) != len(blocks) or any(self._states[b] != BlockState.FREE for b in chosen):
             raise ValueError("these blocks are not distinct and free")
-        return chosen
+        self._free = array("i", [block for block in self._free if block not in chosen])
 
-    def _link_newest(self, block: int) -> None:
-        newest = self._older[self.count]
-        self._newer[newest] = self._older[self.count] = block
-        self._older[block], self._newer[block] = newest, self.count
-        self._cached_count += 1
+    def _own(self, owner: int, count: int) -> None:
+        missing = owner + 1 - len(self.owned_counts)
+        if missing > 0:
+            self.owned_counts.extend([0] * missing)
+        self.owned_counts[owner] += count
 
-    def _unlink(self, block: int) -> None:
-        older, newer = self._older[block], self._newer[block]
-        self._newer[older], self._older[newer] = newer, older
-        self._cached_count -= 1
-
-
-def _without(blocks: Iterable[int], unwanted: set[int]) -> Iterable[int]:
-    return (block for block in blocks if block not in unwanted)
+    def _release(self, block: int) -> None:
+        self._states[block] = BlockState.FREE
+        self._free.append(block)
+        self.owned_counts[self._owners[block]] -= 1

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.kvmanager.blocks import BlockPool, BlockState
+from services.kvmanager.blocks import UNOWNED, BlockPool, BlockState
+from services.kvmanager.events import ExecutorEvents
+from services.kvmanager.eviction import LeafLru, PolicyFactory
+from services.kvmanager.keys import ROOT
 from services.kvmanager.prefix import PrefixIndex
+from services.kvmanager.retention import NO_RETENTION, Quota, Retention
+from services.kvmanager.usage import Namespaces, NamespaceUse, Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +42,59 @@ class PoolSpec:
 class Pool:
     """Hands out blocks and finds cached ones. Blocks are indices here; `ids` turns them into the executor's ids."""
 
-    def __init__(self, spec: PoolSpec) -> None:
+    def __init__(
+        self,
+        spec: PoolSpec,
+        quotas: Mapping[str, Quota] | None = None,
+        events: ExecutorEvents | None = None,
+        policy: PolicyFactory = LeafLru,
+    ) -> None:
+        """`quotas` are those of namespaces; `events` hears of content that comes and goes."""
         self.spec = spec
-        self.blocks = BlockPool(spec.block_count)
+        self.blocks = BlockPool(spec.block_count, policy)
         self.index = PrefixIndex(spec.block_count)
+        self.namespaces = Namespaces()
+        self.times = Times(spec.block_count)
         self.evicted_count = 0
+        self._quotas = quotas or {}
+        self._events = events
+        self._now = 0.0
+
+    def pass_time(self, now: float) -> None:
+        """What happens next happens at `now` (seconds of one clock); pins that end by then are over."""
+        self._now = max(self._now, now)
+        self.blocks.policy.pass_time(now)
 
     def ids(self, blocks: Sequence[int]) -> list[int]:
         first = self.spec.first_block_id
         return [first + block for block in blocks]
 
+    def index_of(self, block_id: int) -> int | None:
+        """The block with that id, None where it is another pool's."""
+        block = block_id - self.spec.first_block_id
+        return block if 0 <= block < self.spec.block_count else None
+
     def room_beside(self, matched: Sequence[int]) -> int:
         """Blocks that could be handed out once the matched ones are held."""
-        return self.blocks.available_count - self.blocks.idle_among(matched)
+        return self.blocks.available_count - self.blocks.evictable_among(matched)
 
-    def acquire(self, matched: Sequence[int], new_count: int) -> list[int]:
+    def acquire(self, matched: Sequence[int], new_count: int, namespace: str = "") -> list[int]:
         """Holds cached blocks, then `new_count` fresh ones; the caller has checked `room_beside`."""
+        owner = self._owner(namespace)
         self.blocks.hold(matched)
-        taken = self.blocks.take(new_count)
-        for block in taken.evicted:
-            self.index.remove(block)
+        if self.blocks.owned_counts[UNOWNED]:
+            self.blocks.adopt(matched, owner)
+        taken = self.blocks.take(new_count, owner)
+        for block, loser in zip(taken.evicted, taken.losers, strict=True):
+            self._removed(self.index.remove(block))
+            self.times.evicted(block, self._now)
+            self.namespaces.use(loser).evicted_count += 1
         self.evicted_count += len(taken.evicted)
         return [*matched, *taken.blocks]
 
-    def claim(self, blocks: Sequence[int]) -> None:
+    def claim(self, blocks: Sequence[int], namespace: str = "") -> None:
         """Takes these very blocks, which are free, as `acquire` would: a holder from before comes back."""
-        self.blocks.claim(blocks)
+        self.blocks.claim(blocks, self._owner(namespace))
 
     def oldest_cached(self, count: int) -> list[int]:
         """The cached blocks that would be evicted next."""
@@ -70,32 +102,65 @@ class Pool:
 
     def discard(self, block: int) -> None:
         """Drops the content of a block that nobody holds, as of one that is kept elsewhere; others stay as they are."""
-        if self.blocks.idle_among([block]) and self.blocks.is_keyed(block):
-            self.index.remove(block)
-            self.blocks.forget(block)
+        if self.blocks.is_idle(block):
+            self._forget(block)
 
-    def settle(self, block: int, key: bytes) -> bool:
-        """Marks a held block as full. True where it became the block of its key, False where another one is."""
+    def settle(self, block: int, key: bytes, parent: bytes = ROOT, tokens: bytes = b"", adapter: str = "") -> bool:
+        """Marks a held block as full. True where it became the block of its key, False where another one is.
+
+        What follows the key is for those who follow events: the key before it, and the block's packed tokens.
+        """
         self.blocks.advance(block, BlockState.READY)
         if not self.index.add(key, block):
             return False
         self.blocks.keep(block)
+        self.times.stored(block, self._now)
+        if self._events is not None:
+            self._events.stored(self.spec, key, parent, tokens, adapter)
         return True
 
-    def release(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
+    def release(
+        self, blocks: Sequence[int], keys: Sequence[bytes], retention: Retention = NO_RETENTION, retained: int = 0
+    ) -> None:
         """Takes one holder from each block, last first. `keys` belong to the leading blocks.
 
         Where a leading block has no key because another block had the same content first, that one counts as used
-        now, so that it does not go before the blocks that follow it.
+        now, so that it does not go before the blocks that follow it. `retention` is for the first `retained` blocks.
         """
+        priority, pin_end = self._wanted(blocks, retention)
         for position in range(len(blocks) - 1, -1, -1):
             block = blocks[position]
-            keyed = self.blocks.is_keyed(block)
-            self.blocks.drop(block)
-            if not keyed and position < len(keys):
+            if not self.blocks.is_keyed(block) and position < len(keys):
                 twin = self.index.find(keys[position])
-                if twin is not None:
-                    self.blocks.touch(twin)
+                self.blocks.drop(block)
+                if twin is None:
+                    continue
+                block, leave = twin, self.blocks.touch
+            else:
+                leave = self.blocks.drop
+            if position < retained:
+                leave(block, priority, pin_end)
+            else:
+                leave(block)
+            self.times.used(block, self._now)
+
+    def count_lookup(self, namespace: str, query_tokens: int, hit_tokens: int, deepest: int | None = None) -> None:
+        """A prompt was looked up here and its prefix of `hit_tokens` found, `deepest` the block that it ends in."""
+        use = self.namespaces.use(self._owner(namespace))
+        use.query_tokens += query_tokens
+        use.hit_tokens += hit_tokens
+        if deepest is not None:
+            self.times.found(deepest, self._now)
+
+    def uses(self) -> Iterator[tuple[str, NamespaceUse, int]]:
+        """Each namespace that was seen of late: its name, what it used, and the blocks that it holds or has cached."""
+        counts = self.blocks.owned_counts
+        for name, owner in self.namespaces.items():
+            yield name, self.namespaces.use(owner), counts[owner] if owner < len(counts) else 0
+
+    def namespace_of(self, block: int) -> str:
+        """Whose block it is; empty where that is not known."""
+        return self.namespaces.name(self.blocks.owner(block))
 
     def restore(self, content: Mapping[int, bytes]) -> None:
         """Takes over known content of free blocks, in the order in which it was settled: the last goes first."""
@@ -104,10 +169,39 @@ class Pool:
         self.blocks.restore(list(content)[::-1])
         for block, key in content.items():
             self.index.add(key, block)
+            self.times.stored(block, self._now)
+            if self._events is not None:
+                self._events.stored(self.spec, key, ROOT, b"", "")
 
     def keep_only(self, content: Mapping[int, bytes]) -> None:
         """Forgets every key that `content` (block to key) does not confirm."""
         for key, block in list(self.index.items()):
             if content.get(block) != key:
-                self.index.remove(block)
-                self.blocks.forget(block)
+                self._forget(block)
+
+    def _forget(self, block: int) -> None:
+        self._removed(self.index.remove(block))
+        self.blocks.forget(block)
+
+    def _removed(self, key: bytes) -> None:
+        if self._events is not None:
+            self._events.removed(self.spec, key)
+
+    def _wanted(self, blocks: Sequence[int], retention: Retention) -> tuple[int, float]:
+        """Priority and the end of the pin. A namespace whose pins fill its quota gets no more of them."""
+        priority, seconds = retention
+        if seconds <= 0 or not blocks or not self.blocks.policy.may_pin(self.blocks.owner(blocks[0])):
+            return priority, 0.0
+        return priority, self._now + seconds
+
+    def _owner(self, namespace: str) -> int:
+        owner = self.namespaces.owner(namespace)
+        if owner is not None:
+            return owner
+        for gone in self.namespaces.sweep(self.blocks.owned_counts):
+            self.blocks.policy.drop_quota(gone)
+        owner = self.namespaces.open(namespace)
+        if namespace in self._quotas:
+            quota = self._quotas[namespace].blocks(self.spec.block_count, self.spec.block_bytes)
+            self.blocks.policy.set_quota(owner, quota)
+        return owner

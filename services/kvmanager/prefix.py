@@ -48,10 +48,11 @@ class PrefixIndex:
         self._key_by_block[block] = key
         return True
 
-    def remove(self, block: int) -> None:
-        """Forgets the content of a keyed block."""
+    def remove(self, block: int) -> bytes:
+        """Forgets the content of a keyed block, and returns its key."""
         key = self._key_by_block[block]
         if key is None:
             raise ValueError(f"block {block} has no key")
         self._key_by_block[block] = None
         del self._block_by_key[key]
+        return key
