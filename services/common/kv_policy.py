@@ -17,6 +17,10 @@ from typing import NamedTuple
 PERIOD = 128
 """Tokens between two changes of a view; block sizes divide it."""
 COLDER_FORMATS = ("fp8", "int8", "int4")
+NAMES = ("hot", "hot+warm", "hot+warm+cold")
+"""The choices of `--kv`: warm is int8, cold int4."""
+HOT_TOKENS, WARM_TOKENS = 512, 2048
+"""By default the newest tokens that stay hot, and those that are hot or warm."""
 
 
 class Change(NamedTuple):
@@ -67,6 +71,14 @@ class KvPolicy:
                 after = int(match[2])
         return cls(tuple(colder))
 
+    @classmethod
+    def named(cls, kv: str, hot_tokens: int = HOT_TOKENS, warm_tokens: int = WARM_TOKENS) -> KvPolicy:
+        """What `--kv` means: one of NAMES. Raises ValueError for another, or where warm ends before hot does."""
+        if kv not in NAMES:
+            raise ValueError(f"{kv!r} is none of {', '.join(NAMES)}")
+        ages = (ColderAge("int8", hot_tokens), ColderAge("int4", warm_tokens))
+        return cls(ages[: NAMES.index(kv)])
+
     def __str__(self) -> str:
         if not self.colder:
             return ""
@@ -80,6 +92,13 @@ class KvPolicy:
         back = length // PERIOD * PERIOD - (position + 1) * block_size
         return sum(back >= colder.after for colder in self.colder)
 
+    def counts(self, block_size: int, length: int) -> list[int]:
+        """Blocks of each age that a sequence of `length` tokens has."""
+        blocks, view = -(-length // block_size), length // PERIOD * PERIOD
+        # Of this age or an older one. The first block is none of them.
+        older = (max(0, min(blocks, (view - colder.after) // block_size) - 1) for colder in self.colder)
+        return [more - fewer for more, fewer in itertools.pairwise([blocks, *older, 0])]
+
     def changes(self, block_size: int, after: int, through: int) -> Iterator[Change]:
         """Changes at lengths in (after, through], by ascending length; `age` holds from there on."""
         if not self.colder:
@@ -92,3 +111,6 @@ class KvPolicy:
                     oldest = max(oldest, (length - starts[age]) // block_size)
                 for position in range(max(oldest, 1), (length - start) // block_size):
                     yield Change(length, position, age)
+
+
+HOT_ONLY = KvPolicy()
