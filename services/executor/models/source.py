@@ -5,6 +5,7 @@ A catalogue name wins over a folder of the same name; write ./name for the folde
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -63,12 +64,24 @@ def _check_local(path: Path) -> Path:
     return path
 
 
+def fetch_config(repo: str) -> Path:
+    """config.json of a hub model, and beside it the index of its weights where there is one; no weights.
+
+    Raises MODEL_NOT_FOUND, or MODEL_LOAD_FAILED where the hub cannot be reached.
+    """
+    from huggingface_hub import errors, hf_hub_download
+
+    with _hub_errors(repo):
+        with contextlib.suppress(errors.EntryNotFoundError):
+            hf_hub_download(repo, "model.safetensors.index.json")
+        return Path(hf_hub_download(repo, "config.json"))
+
+
 def _from_hub(repo: str, file: str | None) -> Path:
     """A cached copy where it is complete, else a download. HF_HUB_OFFLINE and the hub's other settings hold."""
-    import httpx
     from huggingface_hub import errors, hf_hub_download, snapshot_download, try_to_load_from_cache
 
-    try:
+    with _hub_errors(repo):
         if file is not None:
             found = try_to_load_from_cache(repo, file)
             return _check_local(Path(found if isinstance(found, str) else hf_hub_download(repo, file)))
@@ -81,6 +94,16 @@ def _from_hub(repo: str, file: str | None) -> Path:
         return _check_local(
             Path(snapshot_download(repo, allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_IGNORED)))
         )
+
+
+@contextmanager
+def _hub_errors(repo: str) -> Iterator[None]:
+    """Failures of the hub as errors of ours."""
+    import httpx
+    from huggingface_hub import errors
+
+    try:
+        yield
     except (errors.RepositoryNotFoundError, errors.RemoteEntryNotFoundError, errors.HFValidationError) as error:
         raise QuireError(Reason.MODEL_NOT_FOUND, f"no model {repo} on the hub: {_first_line(error)}") from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
