@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from quire.cli.common import Failure, add_address, failures, gateway, parser
 from quire.cli.plain import plain
+from quire.cli.tables import align
 from quire.supervisor.options import parse_model
 from quire.v1 import types_pb2
 
@@ -59,7 +60,4 @@ def _table(models: list[types_pb2.ModelDescription]) -> str:
     for model in models:
         size = f"{model.parameter_count / 1e6:,.0f} M"
         rows.append((model.name, model.architecture, size, str(model.context_length), model.source))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return align(rows)

@@ -13,6 +13,7 @@ import grpc
 
 from quire.cli.common import add_address, gateway_address, in_words, parser
 from quire.cli.plain import plain
+from quire.cli.status_kv import kv_report, kv_text
 from quire.supervisor import health
 from quire.supervisor.rundir import RunDirectory, RunState
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
@@ -22,15 +23,30 @@ def run(argv: Sequence[str]) -> int:
     args = parser(
         "status",
         "Shows services, models, queue and KV memory. The exit status is 0 where everything is healthy.",
-        "quire status\nquire status --json\nquire status --address gpu-box:50051     a gateway elsewhere",
+        "quire status\n"
+        "quire status --json\n"
+        "quire status --kv                         pools, tiers, formats, reuse of prefixes\n"
+        "quire status --address gpu-box:50051      a gateway elsewhere",
     )
     add_address(args)
+    args.add_argument("--kv", action="store_true", help="show the KV memory in full, and nothing else")
     args.add_argument("--json", action="store_true", help="print a JSON object")
     given = args.parse_args(argv)
     live = None if given.address else RunDirectory().live()
+    if given.kv:
+        answer = _kv(gateway_address(given))
+        print(json.dumps(answer, indent=2) if given.json else answer["error"] or kv_text(answer["kv"]))
+        return 0 if answer["kv"] and not answer["kv"]["violations"] else 1
     report = _report(live, gateway_address(given))
     print(json.dumps(report, indent=2) if given.json else _text(report))
     return 0 if report["healthy"] else 1
+
+
+def _kv(address: str) -> dict[str, Any]:
+    """What the kvmanager behind the gateway states of its memory; `kv` is None where it does not."""
+    answer = _gateway(address)
+    kv = kv_report(answer["kv"], answer["executors"]) if answer["error"] is None else None
+    return {"address": address, "error": answer["error"], "kv": kv}
 
 
 def _report(live: RunState | None, address: str) -> dict[str, Any]:

@@ -3,40 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from concurrent import futures
 from typing import Any
 
-import grpc
 import pytest
 
 from quire import cli
 from quire.cli.status import _text
-from quire.v1 import gateway_pb2, gateway_pb2_grpc, kvmanager_pb2, scheduler_pb2
-
-
-class Gateway(gateway_pb2_grpc.AdminServiceServicer, gateway_pb2_grpc.InferenceServiceServicer):
-    """States what it is told to."""
-
-    def __init__(self) -> None:
-        self.status = gateway_pb2.GetStatusResponse(version="1")
-
-    def GetStatus(self, request: Any, context: Any) -> gateway_pb2.GetStatusResponse:
-        return self.status
-
-    def ListModels(self, request: Any, context: Any) -> gateway_pb2.ListModelsResponse:
-        return gateway_pb2.ListModelsResponse()
-
-
-@pytest.fixture
-def gateway() -> Iterator[tuple[Gateway, str]]:
-    made, server = Gateway(), grpc.server(futures.ThreadPoolExecutor(1))
-    gateway_pb2_grpc.add_AdminServiceServicer_to_server(made, server)
-    gateway_pb2_grpc.add_InferenceServiceServicer_to_server(made, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield made, f"127.0.0.1:{port}"
-    server.stop(0)
+from quire.v1 import kvmanager_pb2, scheduler_pb2
+from tests.unit.cli.conftest import Gateway
 
 
 def test_an_absent_service_is_named(gateway: tuple[Gateway, str], capsys: pytest.CaptureFixture[str]) -> None:

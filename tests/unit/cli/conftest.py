@@ -1,0 +1,36 @@
+"""A gateway that states what a test tells it to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any
+
+import grpc
+import pytest
+
+from quire.v1 import gateway_pb2, gateway_pb2_grpc
+
+
+class Gateway(gateway_pb2_grpc.AdminServiceServicer, gateway_pb2_grpc.InferenceServiceServicer):
+    """States what it is told to."""
+
+    def __init__(self) -> None:
+        self.status = gateway_pb2.GetStatusResponse(version="1")
+
+    def GetStatus(self, request: Any, context: Any) -> gateway_pb2.GetStatusResponse:
+        return self.status
+
+    def ListModels(self, request: Any, context: Any) -> gateway_pb2.ListModelsResponse:
+        return gateway_pb2.ListModelsResponse()
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[Gateway, str]]:
+    made, server = Gateway(), grpc.server(futures.ThreadPoolExecutor(1))
+    gateway_pb2_grpc.add_AdminServiceServicer_to_server(made, server)
+    gateway_pb2_grpc.add_InferenceServiceServicer_to_server(made, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield made, f"127.0.0.1:{port}"
+    server.stop(0)
