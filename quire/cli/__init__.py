@@ -12,6 +12,7 @@ COMMANDS = {
     "up": "start the services of this machine and watch over them",
     "down": "stop what `quire up` started",
     "status": "show services, models, queue and memory",
+    "plan": "say what of a model and its KV fits into a memory",
     "chat": "talk with a model in the terminal",
     "generate": "continue one prompt",
     "models": "list, load, unload or reload models",
