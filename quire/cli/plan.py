@@ -65,16 +65,19 @@ def make_plan(given: argparse.Namespace) -> Plan:
         outline = read_outline(given.model)
     except QuireError as error:
         raise Failure(error.message) from error
-    weights, notes = outline.weights, outline.notes
+    weights, kv, notes = outline.weights, outline.kv, outline.notes
     context = given.context or outline.context_length
     if context is None:
         raise Failure("--context: the model states none of its own; say how many tokens")
     if outline.context_length is not None and context > outline.context_length:
         notes += (f"--context {context:,} is beyond the model's own {outline.context_length:,} tokens",)
+    if kv != kv.padded():
+        stored = kv.padded().key_size
+        notes += (f"heads of {kv.key_size} are stored as {stored}: blocks count them so, kv_bytes_per_token does not",)
     dtype = weights.dtype if given.dtype == "auto" else given.dtype
     weight_bytes = _weight_bytes(weights, given.dtype)
     kv_format = given.kv_format if given.kv_format != "auto" else "fp32" if dtype == "fp32" else "bf16"
-    formats, policies = fits(outline.kv, kv_format, max(given.memory - weight_bytes, 0), context)
+    formats, policies = fits(kv, kv_format, max(given.memory - weight_bytes, 0), context)
     return Plan(
         model=given.model,
         outline=outline,
@@ -162,7 +165,8 @@ def as_text(plan: Plan) -> str:
     context = "" if outline.context_length is None else f", context {outline.context_length:,}"
     about = "" if weights.is_exact else "about "
     heads = f"{kv.kv_head_count} KV heads of {kv.key_size} for {outline.head_count} query heads"
-    counted = f"{about}{weights.parameters.total:,} in {plan.dtype}: {format_size(plan.weight_bytes)}"
+    dtype = plan.dtype or "the files' own format"
+    counted = f"{about}{weights.parameters.total:,} in {dtype}: {format_size(plan.weight_bytes)}"
     token = f"{token_bytes(kv, plan.kv_format):,} bytes per token in {plan.kv_format}"
     facts = [
         ("model", f"{outline.architecture}, {kv.layer_count} layers, {heads}{context}"),

@@ -47,7 +47,7 @@ def read_sizes(config: Mapping[str, Any]) -> ConfigSizes:
     top, config = config, _language_part(config)
     if config.get("is_encoder_decoder"):
         raise load_failed("config.json: is_encoder_decoder: only decoders keep KV of what they generate")
-    architecture = str((top.get("architectures") or [config.get("model_type", "unknown")])[0])
+    architecture = _architecture(top, config)
     is_known = architecture in ARCHITECTURES
     notes = [] if is_known else [f"no backend computes {architecture}"]
     heads, hidden = _needed(config, HEADS), _needed(config, HIDDEN)
@@ -72,6 +72,11 @@ def read_sizes(config: Mapping[str, Any]) -> ConfigSizes:
         is_supported=is_known,
         notes=tuple(notes),
     )
+
+
+def _architecture(top: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    names = top.get("architectures")
+    return str(names[0] if isinstance(names, list) and names else config.get("model_type", "unknown"))
 
 
 def _language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -156,7 +161,7 @@ def _quantized_dtype(quantization: Any) -> str | None:
     )
     if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
         bits = 4 if quantization.get("load_in_4bit") else 8
-    return {4: "q4_1", 8: "q8_0"}.get(bits)
+    return {4: "q4_1", 8: "q8_0"}.get(bits) if isinstance(bits, int) else None
 
 
 def _needed(config: Mapping[str, Any], names: tuple[str, ...]) -> int:

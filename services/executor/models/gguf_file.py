@@ -25,7 +25,7 @@ _LAYER = {
     **{f"ffn_{part}": part for part in ("gate", "up", "down")},
 }
 _LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_ROPE_FACTORS = "rope_freqs.weight"
+ROPE_FACTORS = "rope_freqs.weight"
 
 
 def canonical_name(name: str) -> str:
@@ -45,7 +45,7 @@ class GgufCheckpoint:
         self._path = path
         header = read_header(path, arrays="none")
         self._bytes: Bytes = np.memmap(path, np.uint8, mode="c")  # private: arrays count as writable
-        self._places = {canonical_name(name): info for name, info in header.tensors.items() if name != _ROPE_FACTORS}
+        self._places = {canonical_name(name): info for name, info in header.tensors.items() if name != ROPE_FACTORS}
         for name, info in self._places.items():
             if not is_readable(info.format):
                 raise load_failed(f"{path}: tensor {name} has format {info.format}, which cannot be dequantized")
@@ -75,11 +75,11 @@ class GgufCheckpoint:
         return self._bytes[info.offset : info.offset + info.byte_count].reshape(-1, info.row_bytes)
 
     def _rope_factors(self, header: GgufHeader) -> tuple[float, ...]:
-        info = header.tensors.get(_ROPE_FACTORS)
+        info = header.tensors.get(ROPE_FACTORS)
         if info is None:
             return ()
         if info.format != "F32":
-            raise load_failed(f"{self._path}: {_ROPE_FACTORS} has format {info.format}, expected F32")
+            raise load_failed(f"{self._path}: {ROPE_FACTORS} has format {info.format}, expected F32")
         return tuple(self._read(info).reshape(-1).view(np.float32).tolist())
 
 

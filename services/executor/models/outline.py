@@ -13,8 +13,9 @@ from services.common.errors import QuireError, Reason
 from services.executor.kv_bytes import KvDims
 from services.executor.models.catalogue import CATALOGUE
 from services.executor.models.config_fields import read_sizes
-from services.executor.models.gguf_file import ARCHITECTURES as GGUF_ARCHITECTURES
+from services.executor.models.gguf_file import ARCHITECTURES, ROPE_FACTORS
 from services.executor.models.gguf_metadata import read_header
+from services.executor.models.hf import canonical_name
 from services.executor.models.parameters import ParameterCount, count_parameters
 from services.executor.models.safetensors_file import SafetensorsFile
 from services.executor.models.source import HUB_ID, fetch_config, resolve
@@ -83,23 +84,27 @@ def _of_config(path: Path) -> Outline:
 
 def _stored_beside(path: Path, dtype: str | None, parameters: ParameterCount, is_supported: bool) -> Weights | None:
     """Weights by the headers of the safetensors files beside a config.json, or by their index alone."""
-    index, single = path.with_name(_INDEX), path.with_name("model.safetensors")
-    parsed: dict[str, Any] = _read_object(index) if index.is_file() else {}
-    names = sorted(set(parsed.get("weight_map", {}).values())) or [single.name]
-    shards = [path.with_name(Path(name).name) for name in names]
-    if all(shard.is_file() for shard in shards):
+    index, shards, total = path.with_name(_INDEX), [path.with_name("model.safetensors")], None
+    if index.is_file():
+        parsed = _read_object(index)
+        try:
+            shards = sorted({path.with_name(Path(name).name) for name in parsed["weight_map"].values()})
+            total = parsed.get("metadata", {}).get("total_size")
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise load_failed(f"{index}: no index of weights: {error!r}") from error
+    if shards and all(shard.is_file() for shard in shards):
         return _of_shards(shards, dtype)
-    total = parsed.get("metadata", {}).get("total_size")
-    return Weights(parameters, is_supported, dtype, int(total), _INDEX) if total else None
+    return Weights(parameters, is_supported, dtype, total, _INDEX) if isinstance(total, int) else None
 
 
 def _of_shards(shards: list[Path], dtype: str | None) -> Weights:
     formats: Counter[str] = Counter()
     matrices = vectors = 0
     for shard in shards:
-        for format_, shape, begin, end in SafetensorsFile(shard).entries.values():
-            formats[format_] += end - begin
-            matrices, vectors = _add(matrices, vectors, shape)
+        for name, (format_, shape, begin, end) in SafetensorsFile(shard).entries.items():
+            if canonical_name(name) is not None:
+                formats[format_] += end - begin
+                matrices, vectors = _add(matrices, vectors, shape)
     names = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
     most = formats.most_common(1)[0][0] if formats else ""
     is_plain = formats.keys() <= names.keys()
@@ -111,11 +116,13 @@ def _of_shards(shards: list[Path], dtype: str | None) -> Weights:
 def _of_gguf(path: Path) -> Outline:
     header = read_header(path, arrays="none")
     fields, architecture = header.fields, str(header.fields.get("general.architecture", "none"))
-    if fields.get("split.count", 1) > 1:
+    if fields.get("split.count", 1) not in (0, 1):
         raise load_failed("GGUF files split in parts are not supported; merge them first")
 
     def number(key: str, default: int | None = None) -> int:
         value = fields.get(f"{architecture}.{key}", default)
+        if isinstance(value, list):
+            raise load_failed(f"{path}: metadata {architecture}.{key} differs between layers, which cannot be counted")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise load_failed(f"{path}: metadata {architecture}.{key} is {value!r}, expected a number above 0")
         return value
@@ -129,13 +136,14 @@ def _of_gguf(path: Path) -> Outline:
         rank = number("attention.kv_lora_rank") + number("rope.dimension_count", head_size)
         kv = KvDims(kv.layer_count, 1, rank, 0)
         notes.append("latent attention: one compressed vector a token and layer instead of keys and values")
-    if architecture not in GGUF_ARCHITECTURES:
+    if architecture not in ARCHITECTURES:
         notes.append(f"no backend computes {architecture}")
     matrices = vectors = 0
     formats: Counter[str] = Counter()
-    for info in header.tensors.values():
-        matrices, vectors = _add(matrices, vectors, info.shape)
-        formats[info.format] += info.byte_count
+    for name, info in header.tensors.items():
+        if name != ROPE_FACTORS:
+            formats[info.format] += info.byte_count
+            matrices, vectors = _add(matrices, vectors, info.shape)
     weights = Weights(
         parameters=ParameterCount(matrices, vectors),
         is_exact=True,
@@ -154,7 +162,7 @@ def _add(matrices: int, vectors: int, shape: tuple[int, ...]) -> tuple[int, int]
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise load_failed(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise load_failed(f"{path}: expected an object")

@@ -117,6 +117,13 @@ def test_a_context_beyond_the_models_is_noted(capsys: Capture, config: Path) -> 
     assert "note: --context 16,384 is beyond the model's own 8,192 tokens" in capsys.readouterr().out
 
 
+def test_padded_heads_are_noted(capsys: Capture, config: Path) -> None:
+    said = planned(capsys, config, LLAMA_8B | {"head_dim": 80}, "--memory", "80GiB", "--context", "8192")
+    assert said["kv_bytes_per_token"] == 2 * 32 * 8 * 80 * 2
+    assert said["policies"][0]["bytes_per_token"] == 2 * 32 * 8 * 96 * 2
+    assert said["notes"] == ["heads of 80 are stored as 96: blocks count them so, kv_bytes_per_token does not"]
+
+
 def test_the_text_says_what_the_json_does(capsys: Capture, config: Path) -> None:
     assert plan(config, LLAMA_8B, "--memory", "80GiB", "--context", "8192") == 0
     lines = capsys.readouterr().out.splitlines()

@@ -30,6 +30,26 @@ def test_other_text_is_refused(text: str) -> None:
         KvPolicy.parse(text)
 
 
+def test_names_of_policies() -> None:
+    assert KvPolicy.named("hot") == KvPolicy()
+    assert str(KvPolicy.named("hot+warm")) == "hot:512,int8"
+    assert KvPolicy.named("hot+warm+cold") == DEFAULT
+    assert str(KvPolicy.named("hot+warm+cold", 128, 256)) == "hot:128,int8:256,int4"
+    for name, warm_tokens in (("warm", 2048), ("hot+warm+cold", 512)):
+        with pytest.raises(ValueError, match=r"none of|greater age"):
+            KvPolicy.named(name, warm_tokens=warm_tokens)
+
+
+@given(
+    st.sampled_from([KvPolicy(), DEFAULT, KvPolicy.parse("hot:1,int8"), KvPolicy.parse("hot:64,fp8:100,int4")]),
+    st.sampled_from([8, 32, 128]),
+    st.integers(0, 4000),
+)
+def test_counts_are_those_of_the_ages(policy: KvPolicy, block_size: int, length: int) -> None:
+    ages = [policy.age(position, block_size, length) for position in range(-(-length // block_size))]
+    assert policy.counts(block_size, length) == [ages.count(age) for age in range(len(policy.colder) + 1)]
+
+
 def test_ages_of_a_long_sequence() -> None:
     ages = [DEFAULT.age(position, 32, 4096) for position in range(128)]
     assert ages == [0] + [2] * 63 + [1] * 48 + [0] * 16

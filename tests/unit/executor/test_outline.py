@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 from huggingface_hub import constants
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.common.errors import QuireError, Reason
 from services.executor.kv_bytes import KvDims
 from services.executor.models.checkpoint import open_checkpoint
+from services.executor.models.config_fields import read_sizes
 from services.executor.models.outline import Outline, read_outline
+from services.executor.models.parameters import count_parameters
 from services.executor.models.weights import expected_shapes
 from tests.fixtures.models import make_rand_model
 
@@ -94,6 +98,18 @@ def test_an_index_without_its_shards_states_the_bytes(tmp_path: Path) -> None:
     assert outline_of(tmp_path, LLAMA_8B).weights.stored_bytes == 16_060_522_496
 
 
+@pytest.mark.parametrize("index", [{}, {"weight_map": 3}, {"weight_map": {"a": 3}}, {"weight_map": {}, "metadata": 1}])
+def test_an_index_of_something_else_is_named(tmp_path: Path, index: dict[str, Any]) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(QuireError, match=r"model\.safetensors\.index\.json: no index of weights"):
+        outline_of(tmp_path, LLAMA_8B)
+
+
+def test_an_index_that_says_nothing_leaves_the_config(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    assert outline_of(tmp_path, LLAMA_8B).weights.source == "config.json"
+
+
 def without(config: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in names}
 
@@ -166,6 +182,7 @@ def test_gpt2_is_about_right(tmp_path: Path) -> None:
         (LLAMA_8B | {"head_dim": "128"}, "head_dim is '128'"),
         (LLAMA_8B | {"hidden_size": 16}, "head_dim"),
         (LLAMA_8B | {"is_encoder_decoder": True}, "is_encoder_decoder"),
+        (LLAMA_8B | {"architectures": {}, "torch_dtype": 7, "hidden_size": None}, "hidden_size is missing"),
         (LLAMA_8B | {"layer_types": ["mamba"] * 32}, "layer_types"),
         ([1], "expected an object"),
     ],
@@ -173,6 +190,30 @@ def test_gpt2_is_about_right(tmp_path: Path) -> None:
 def test_bad_configs_name_the_field(tmp_path: Path, config: Any, said: str) -> None:
     with pytest.raises(QuireError, match=said):
         outline_of(tmp_path, config)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 10**12) | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+_FIELDS = [
+    *LLAMA_8B, "head_dim", "text_config", "layer_types", "quantization_config", "kv_lora_rank", "qk_rope_head_dim",
+    "multi_query", "sliding_window", "use_sliding_window", "num_experts", "n_shared_experts", "attention_bias",
+    "is_encoder_decoder",
+]  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(_FIELDS), _JSON, max_size=3))
+def test_whatever_a_config_says_is_an_answer_or_a_named_error(fields: dict[str, Any]) -> None:
+    try:
+        sizes = read_sizes(LLAMA_8B | fields)
+    except QuireError as error:
+        said = error.message
+    else:
+        assert count_parameters(sizes.layers).total > 0
+        return
+    assert said.startswith("config.json: ")
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,14 +246,15 @@ def test_a_config_in_the_hubs_cache_is_enough(tmp_path: Path, monkeypatch: pytes
     assert read_outline("org/name").kv == KvDims(32, 8, 128, 128)
 
 
-def write_gguf(path: Path, architecture: str, **fields: int) -> Path:
+def write_gguf(path: Path, architecture: str, **fields: int | list[int]) -> Path:
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, architecture)
     sizes = {"block_count": 2, "embedding_length": 64, "context_length": 256, "attention.head_count": 4} | fields
     for key, value in sizes.items():
-        writer.add_uint32(f"{architecture}.{key}", value)
+        (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{architecture}.{key}", value)
     writer.add_tensor("token_embd.weight", np.zeros((10, 64), np.float32))
     writer.add_tensor("output_norm.weight", np.zeros(64, np.float32))
+    writer.add_tensor("rope_freqs.weight", np.zeros(8, np.float32))  # no weights
     writer.add_tensor("blk.0.ffn_up.weight", np.zeros((32, 34), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -230,6 +272,12 @@ def test_a_gguf_of_any_architecture(tmp_path: Path) -> None:
     assert outline.notes == ("no backend computes gemma3",)
     plain = read_outline(str(write_gguf(tmp_path / "n.gguf", "llama")))
     assert (plain.kv, plain.notes) == (KvDims(2, 4, 16, 16), ())
+
+
+def test_a_gguf_whose_layers_differ_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", "openelm", **{"attention.head_count_kv": [1, 2]})
+    with pytest.raises(QuireError, match="head_count_kv differs between layers"):
+        read_outline(str(path))
 
 
 def test_a_gguf_without_sizes_names_the_field(tmp_path: Path) -> None:
