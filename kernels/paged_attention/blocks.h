@@ -49,9 +49,11 @@ struct Block<kKvInt8> {
   QUIRE_INLINE B value_quads(const Block& b, int t, int dim) {
     return load_bytes(b.at + key_bytes(kKvInt8, b.half) + (size_t(t) * 2 * b.half + dim) * 4);
   }
-  QUIRE_INLINE const float* key_scales(const Block& b) { return (const float*)(b.at + number_bytes(kKvInt8, b.half)); }
-  QUIRE_INLINE const float* value_scales(const Block& b) {
-    return (const float*)(b.at + key_bytes(kKvInt8, b.half) + number_bytes(kKvInt8, b.half));
+  QUIRE_INLINE const uint16_t* key_scales(const Block& b) {
+    return (const uint16_t*)(b.at + number_bytes(kKvInt8, b.half));
+  }
+  QUIRE_INLINE const uint16_t* value_scales(const Block& b) {
+    return (const uint16_t*)(b.at + key_bytes(kKvInt8, b.half) + number_bytes(kKvInt8, b.half));
   }
 };
 
@@ -63,10 +65,12 @@ struct Block<kKvInt4> {
   QUIRE_INLINE Pairs values(const Block& b, int t, int dim) {
     return load_nibbles(b.at + key_bytes(kKvInt4, b.half) + size_t(t) * 2 * b.half + dim);
   }
-  // Minima follow the scales.
-  QUIRE_INLINE const float* key_scales(const Block& b) { return (const float*)(b.at + number_bytes(kKvInt4, b.half)); }
-  QUIRE_INLINE const float* value_scales(const Block& b) {
-    return (const float*)(b.at + key_bytes(kKvInt4, b.half) + number_bytes(kKvInt4, b.half));
+  // As bf16; minima follow the scales.
+  QUIRE_INLINE const uint16_t* key_scales(const Block& b) {
+    return (const uint16_t*)(b.at + number_bytes(kKvInt4, b.half));
+  }
+  QUIRE_INLINE const uint16_t* value_scales(const Block& b) {
+    return (const uint16_t*)(b.at + key_bytes(kKvInt4, b.half) + number_bytes(kKvInt4, b.half));
   }
 };
 

@@ -116,15 +116,15 @@ __attribute__((noinline)) void mix_tile(Block<kFormat> block, const Rows& rows, 
 
 // Folds the scales of a block's keys into the queries, minima into constants.
 void scale_queries(Block<kKvInt4> block, const AttentionLayer& layer, const AttentionWork& work, const Rows& rows) {
-  const float* scales = block.key_scales(block);
+  const uint16_t *scales = block.key_scales(block), *minima = scales + 2 * rows.half;
   for (int row = 0; row < rows.count; row++) {
     const float* q = query(layer, work, row);
     float* out = rows.queries + size_t(row) * rows.half * 2;
     float constant = 0.0f;
     for (int d = 0; d < rows.half; d++) {
-      out[2 * d] = q[2 * d] * scales[d];
-      out[2 * d + 1] = q[2 * d + 1] * scales[rows.half + d];
-      constant += q[2 * d] * scales[2 * rows.half + d] + q[2 * d + 1] * scales[3 * rows.half + d];
+      out[2 * d] = q[2 * d] * from_bf16(scales[d]);
+      out[2 * d + 1] = q[2 * d + 1] * from_bf16(scales[rows.half + d]);
+      constant += q[2 * d] * from_bf16(minima[d]) + q[2 * d + 1] * from_bf16(minima[rows.half + d]);
     }
     rows.constants[row] = constant;
   }
@@ -132,13 +132,13 @@ void scale_queries(Block<kKvInt4> block, const AttentionLayer& layer, const Atte
 
 // The same for values and probabilities.
 void scale_weights(Block<kKvInt4> block, const Rows& rows, const float* weights) {
-  const float* scales = block.value_scales(block);
+  const uint16_t* scales = block.value_scales(block);
   for (int row = 0; row < rows.count; row++) {
     float constant = 0.0f;
     for (int t = 0; t < kBlockTokens; t++) {
       const float p = weights[size_t(row) * kScoreStride + t];
-      rows.weights[row * kBlockTokens + t] = p * scales[t];
-      constant += p * scales[kBlockTokens + t];
+      rows.weights[row * kBlockTokens + t] = p * from_bf16(scales[t]);
+      constant += p * from_bf16(scales[kBlockTokens + t]);
     }
     rows.constants[row] = constant;
   }
@@ -146,7 +146,7 @@ void scale_weights(Block<kKvInt4> block, const Rows& rows, const float* weights)
 
 void score_int8_block(Block<kKvInt8> block, const Rows& rows, float* scores, Ahead ahead) {
   const int size = 2 * rows.half;
-  const float* scales = block.key_scales(block);
+  const uint16_t* scales = block.key_scales(block);
   int16_t* fine = (int16_t*)rows.queries;
   for (int row = 0; row < rows.count; row++) {
     rows.constants[row] = fold_scales(rows.plain + size_t(row) * size, scales, size, fine + size_t(row) * size);
@@ -166,7 +166,7 @@ Ahead share(Ahead ahead, int dim, int size) {
 
 void mix_int8_block(Block<kKvInt8> block, const Rows& rows, const float* weights, float* out, Ahead ahead) {
   const int size = 2 * rows.half;
-  const float* scales = block.value_scales(block);
+  const uint16_t* scales = block.value_scales(block);
   int16_t* fine = (int16_t*)rows.weights;
   for (int row = 0; row < rows.count; row++) {
     rows.constants[row] =

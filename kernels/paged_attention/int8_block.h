@@ -9,12 +9,12 @@
 namespace quire::QUIRE_ISA {
 
 // values * scales as int16, every four in the order 0, 2, 1, 3; returns the scale of the result, max |x| / 32767.
-QUIRE_INLINE float fold_scales(const float* values, const float* scales, int count, int16_t* out) {
+QUIRE_INLINE float fold_scales(const float* values, const uint16_t* scales, int count, int16_t* out) {
   F most = zero();
-  for (int i = 0; i < count; i += kLanes) most = max(abs(mul(load(values + i), load(scales + i))), most);
+  for (int i = 0; i < count; i += kLanes) most = max(abs(mul(load(values + i), load_bf16(scales + i))), most);
   const float largest = reduce_max(most), inverse = inverse_scale(largest, 32767.0f);
   for (int i = 0; i < count; i += kLanes) {
-    const F scaled = swap_middle(mul(mul(load(values + i), load(scales + i)), splat(inverse)));
+    const F scaled = swap_middle(mul(mul(load(values + i), load_bf16(scales + i)), splat(inverse)));
     store_words(out + i, inverse > 0 ? round_to_int(scaled) : splat_int(0));
   }
   return largest * (1.0f / 32767.0f);

@@ -3,10 +3,10 @@
 //
 //   f32    K [2 * half][32 tokens] fp32                   V [32 tokens][2 * half] fp32
 //   bf16   K [half][32 tokens][2: dims i, i + half]       V [16 token pairs][2 * half][2]
-//   int8   K [half / 2 quads of dims][32 tokens][4], then [2 * half] fp32 scales, one a channel
-//          V [8 quads of tokens][2 * half][4], then [32] fp32 scales, one a token
-//   int4   K [half][32 tokens] bytes (dim i low, i + half high), then [2 * half] fp32 scales, [2 * half] fp32 minima
-//          V [16 token pairs][2 * half] bytes (even token low), then [32] fp32 scales, [32] fp32 minima
+//   int8   K [half / 2 quads of dims][32 tokens][4], then [2 * half] bf16 scales, one a channel
+//          V [8 quads of tokens][2 * half][4], then [32] bf16 scales, one a token
+//   int4   K [half][32 tokens] bytes (dim i low, i + half high), then [2 * half] bf16 scales, [2 * half] bf16 minima
+//          V [16 token pairs][2 * half] bytes (even token low), then [32] bf16 scales, [32] bf16 minima
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ static constexpr size_t number_bytes(int format, int half) {
 }
 
 // Of what belongs to a channel of keys or a token of values: a scale, with int4 a minimum too.
-static constexpr size_t scale_bytes(int format) { return format == kKvInt4 ? 8 : format == kKvInt8 ? 4 : 0; }
+static constexpr size_t scale_bytes(int format) { return format == kKvInt4 ? 4 : format == kKvInt8 ? 2 : 0; }
 
 static constexpr size_t key_bytes(int format, int half) {
   return number_bytes(format, half) + 2 * size_t(half) * scale_bytes(format);

@@ -7,8 +7,9 @@ and with it every rounding, never depends on neighbours or on how a prompt was c
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,15 @@ _MAX_SCORES = 1 << 24  # elements of one group's scores: 64 MiB in fp32
 
 
 @dataclass(frozen=True, slots=True)
+class ColderBlocks:
+    """The blocks of a group that lie in one colder pool."""
+
+    pool: int  # 0 is the first one after the hot
+    places: Tensor  # [n] in the group's blocks
+    blocks: Tensor  # [n] within the pool
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionGroup:
     """B parts of N queries each over L context slots."""
 
@@ -31,7 +41,8 @@ class AttentionGroup:
     query_count: int  # N
     row_count: int  # N * query heads per kv head, padded; a token's heads lie together
     context: int  # L
-    blocks: Tensor  # [B * L / block size]
+    blocks: Tensor  # [B * L / block size] of the hot pool; any where they are colder
+    colder: Sequence[ColderBlocks]
     tail_start: int  # every row sees all slots before this one
     hidden: Tensor | None  # [B, row_count or 1, L - tail_start] bool: slots that a row must not see
     stale: Tensor | None  # [B, L - tail_start, 1] bool: slots that hold nothing of this sequence
@@ -58,6 +69,7 @@ def plan_attention(
     block_tables: Int32,
     *,
     block_size: int,
+    pool_starts: Sequence[int] = (),
     heads: int,
     kv_heads: int,
     pad_rows: Callable[[int], int] = lambda count: count,
@@ -67,7 +79,8 @@ def plan_attention(
     """Plans S sequences: query_starts [S + 1], context_lengths [S] with this step, block_tables [S, any].
 
     A part has at most `max_rows` query rows over the heads that share keys (one token's, at least); `pad_rows` says to
-    how many rows it is padded.
+    how many rows it is padded. `pool_starts` are the first block ids of each pool, hot first, then the end; where there
+    is one pool it may be empty.
     """
     if len(query_starts) != len(context_lengths) + 1 or len(block_tables) != len(context_lengths):
         raise ValueError("query_starts, context_lengths and block_tables disagree about the number of sequences")
@@ -81,7 +94,8 @@ def plan_attention(
         row_count = pad_rows(count * shared)
         most = max(1, _MAX_SCORES // (kv_heads * row_count * context))
         for start in range(0, len(parts), most):
-            groups.append(_group(parts[start : start + most], shared, row_count, block_tables, block_size, device))
+            taken = parts[start : start + most]
+            groups.append(_group(taken, shared, row_count, block_tables, block_size, pool_starts, device))
     return AttentionPlan(groups)
 
 
@@ -111,15 +125,23 @@ def _parts(query_starts: Int32, context_lengths: Int32, unit: int, most: int) ->
 
 
 def _group(
-    parts: list[_Part], shared: int, row_count: int, block_tables: Int32, block_size: int, device: torch.device | None
+    parts: list[_Part],
+    shared: int,
+    row_count: int,
+    block_tables: Int32,
+    block_size: int,
+    pool_starts: Sequence[int],
+    device: torch.device | None,
 ) -> AttentionGroup:
     first = parts[0]
     count, context, tail_start = first.count, first.context, first.tail_start
     rows = np.array([part.first_row for part in parts])[:, None] + np.arange(count)
     width = context // block_size
-    blocks = np.zeros((len(parts), width), np.int64)
+    table = np.zeros((len(parts), width), np.int64)
     listed = block_tables[[part.sequence for part in parts], :width]
-    blocks[:, : listed.shape[1]] = listed
+    table[:, : listed.shape[1]] = listed
+    blocks = table.reshape(-1)
+    colder = list(_colder(blocks, pool_starts))
     positions = np.array([part.first_position for part in parts])[:, None]
     slots = np.arange(tail_start, context)
     # Padding rows see what the last token sees; nobody reads them.
@@ -136,8 +158,19 @@ def _group(
         query_count=count,
         row_count=row_count,
         context=context,
-        blocks=put(blocks.reshape(-1)),
+        blocks=put(np.where(blocks < pool_starts[1], blocks, 0) if colder else blocks),
+        colder=[ColderBlocks(pool, put(places), put(found)) for pool, places, found in colder],
         tail_start=tail_start,
         hidden=put(hidden) if hidden.any() else None,
         stale=put(stale) if stale.any() else None,
     )
+
+
+def _colder(
+    blocks: NDArray[np.int64], pool_starts: Sequence[int]
+) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+    """Each colder pool that some of these block ids [n] are of, their places and their ids within the pool."""
+    for pool, (start, end) in enumerate(itertools.pairwise(pool_starts[1:])):
+        places = np.flatnonzero((blocks >= start) & (blocks < end))
+        if len(places):
+            yield pool, places, blocks[places] - start

@@ -48,6 +48,13 @@ QUIRE_INLINE float from_bf16(uint16_t value) {
   return result;
 }
 
+// kLanes bf16.
+QUIRE_INLINE F load_bf16(const uint16_t* p) {
+  float wide[kLanes];
+  for (int i = 0; i < kLanes; i++) wide[i] = from_bf16(p[i]);
+  return load(wide);
+}
+
 // Rounds to nearest even; NaN stays NaN.
 QUIRE_INLINE uint16_t to_bf16(float value) {
   uint32_t bits;

@@ -85,7 +85,8 @@ class Runs:
             self._allocate(kv_format, self._block_count)
         for place in places:
             target = self._free[number].pop()
-            self.model.narrow_blocks(np.array([[table[place][1], target]], np.int32), kv_format)
+            source = KV_FORMATS[table[place][0]]
+            self.model.narrow_blocks(np.array([[table[place][1], target]], np.int32), source, kv_format)
             self._release([table[place]])
             table[place] = (number, target)
 

@@ -209,7 +209,7 @@ def test_copies_outside_the_pool_copy_nothing(victim: Victim, pairs: list[tuple[
     with pytest.raises(ValueError, match="pool"):
         victim.model.copy_blocks(spoiling)
     with pytest.raises(ValueError, match="pool"):
-        victim.model.narrow_blocks(spoiling, "int8")
+        victim.model.narrow_blocks(spoiling, "f32", "int8")
     assert victim.continued() == victim.expected
 
 
@@ -220,7 +220,7 @@ def test_pairs_of_another_kind(victim: Victim, pairs: Any) -> None:
     with pytest.raises(REFUSED):
         victim.model.copy_blocks(pairs)
     with pytest.raises(REFUSED):
-        victim.model.narrow_blocks(pairs, "int8")
+        victim.model.narrow_blocks(pairs, "f32", "int8")
 
 
 def test_pools(packed: PackedModel) -> None:
@@ -244,11 +244,16 @@ def test_pools(packed: PackedModel) -> None:
         with pytest.raises(ValueError, match="unknown KV format"):
             model.kv_block_bytes(name)
     with pytest.raises(ValueError, match="int8 or int4"):
-        model.narrow_blocks(np.zeros((1, 2), np.int32), "bf16")
+        model.narrow_blocks(np.zeros((1, 2), np.int32), "bf16", "bf16")
+    with pytest.raises(ValueError, match="int8 or int4"):
+        model.narrow_blocks(np.zeros((1, 2), np.int32), "int8", "int8")
+    for name in ("f32", "int4"):  # neither hot nor int8
+        with pytest.raises(ValueError, match="hot or int8"):
+            model.narrow_blocks(np.zeros((1, 2), np.int32), name, "int4")
     model.allocate_kv(1, "f32")
     expected = model.logits(**step)
     with pytest.raises(ValueError, match="pool"):
-        model.narrow_blocks(np.zeros((1, 2), np.int32), "int4")  # there is no such pool
+        model.narrow_blocks(np.zeros((1, 2), np.int32), "f32", "int4")  # there is no such pool
     assert np.array_equal(model.logits(**step), expected)
 
 

@@ -37,15 +37,15 @@ void Model::allocate_kv(int format, int block_count) {
   if (format == kKvF32 || format == kKvBf16) hot_format_ = format;
 }
 
-void Model::check_pairs(std::span<const int32_t> pairs, int target_format) const {
+void Model::check_pairs(std::span<const int32_t> pairs, int from, int to) const {
   for (size_t i = 0; i < pairs.size(); i++) {
-    const int32_t count = block_counts_[i % 2 ? target_format : hot_format_];
+    const int32_t count = block_counts_[i % 2 ? to : from];
     if (pairs[i] < 0 || pairs[i] >= count) refuse("block " + std::to_string(pairs[i]) + " is not one of the pool's");
   }
 }
 
 void Model::copy_blocks(std::span<const int32_t> pairs) {
-  check_pairs(pairs, hot_format_);
+  check_pairs(pairs, hot_format_, hot_format_);
   const size_t bytes = block_bytes(hot_format_);
   uint8_t* blocks = kv_[hot_format_].data();
   for (size_t i = 0; i < pairs.size(); i += 2) {
@@ -53,18 +53,23 @@ void Model::copy_blocks(std::span<const int32_t> pairs) {
   }
 }
 
-void Model::narrow_blocks(std::span<const int32_t> pairs, int format) {
-  if (format != kKvInt8 && format != kKvInt4) refuse("narrow blocks are int8 or int4");
-  check_pairs(pairs, format);
+void Model::narrow_blocks(std::span<const int32_t> pairs, int from, int to) {
+  if (from != hot_format_ && from != kKvInt8) refuse("narrower blocks are made of hot or int8 ones");
+  if (to <= from || to == kKvBf16) refuse("narrower blocks are int8 or int4");
+  check_pairs(pairs, from, to);
   const Shape& s = program_.shape;
-  const size_t head_from = head_bytes(hot_format_, s.half), head_to = head_bytes(format, s.half);
-  for (size_t i = 0; i < pairs.size(); i += 2) {
-    const uint8_t* from = kv_[hot_format_].data() + size_t(pairs[i]) * block_bytes(hot_format_);
-    uint8_t* to = kv_[format].data() + size_t(pairs[i + 1]) * block_bytes(format);
-    for (size_t head = 0; head < size_t(s.layers) * size_t(s.kv_heads); head++) {
-      kernels_.narrow_block(hot_format_, from + head * head_from, format, to + head * head_to, s.half);
-    }
-  }
+  const size_t head_from = head_bytes(from, s.half), head_to = head_bytes(to, s.half);
+  auto work = [&](int thread) {
+    pool_->for_each(thread, int(pairs.size() / 2) * s.layers, [&](int i) {
+      const size_t pair = size_t(i / s.layers) * 2, layer = size_t(i % s.layers);
+      const uint8_t* source = kv_[from].data() + size_t(pairs[pair]) * block_bytes(from) + layer * layer_bytes(from);
+      uint8_t* target = kv_[to].data() + size_t(pairs[pair + 1]) * block_bytes(to) + layer * layer_bytes(to);
+      for (size_t head = 0; head < size_t(s.kv_heads); head++) {
+        kernels_.narrow_block(from, source + head * head_from, to, target + head * head_to, s.half);
+      }
+    });
+  };
+  pool_->run(work);
 }
 
 // Angles are rounded to fp32, as the models were trained.

@@ -41,11 +41,15 @@ class Model {
   size_t block_bytes(int kv_format) const;
   // Makes a pool of blocks: f32 or bf16 is the hot one, narrower formats lie beside it.
   void allocate_kv(int kv_format, int block_count);
+  // The pool of that format: its blocks lie one behind the other. Valid until the pool is made anew.
+  uint8_t* blocks(int kv_format) const { return kv_[kv_format].data(); }
+  int block_count(int kv_format) const { return block_counts_[kv_format]; }
   // Copies whole hot blocks, pairs of source and target, in order. Throws std::invalid_argument, and copies none, where
   // an id is not one of the pool's.
   void copy_blocks(std::span<const int32_t> pairs);
-  // The same with full hot blocks, into a narrower pool.
-  void narrow_blocks(std::span<const int32_t> pairs, int format);
+  // The same with full blocks, hot or int8, into a pool of a narrower format, all threads together; the pairs of a call
+  // are independent of each other.
+  void narrow_blocks(std::span<const int32_t> pairs, int from, int to);
 
   // Computes the step; `sink` gets every wanted row. Throws std::invalid_argument before anything is computed.
   void step(const StepInputs& inputs, std::span<const WantedRow> wanted, const RowSink& sink);
@@ -56,7 +60,7 @@ class Model {
     int row, token, count;
   };
 
-  void check_pairs(std::span<const int32_t> pairs, int target_format) const;
+  void check_pairs(std::span<const int32_t> pairs, int from, int to) const;
   void run(int thread);
   void embed(const Op& op, size_t index, int thread);
   void qkv(const Op& op, size_t index, int thread);

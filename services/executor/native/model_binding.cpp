@@ -42,6 +42,14 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> logits(BoundModel& self, Int32s token
   return nb::ndarray<nb::numpy, float, nb::ndim<2>>(out, {count, vocab}, owner);
 }
 
+// A view: reading and writing it takes no lock, as long as no step and no other call uses the same blocks.
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>> kv_blocks(BoundModel& self, const std::string& format) {
+  const int which = kv_format(format);
+  Model& model = self.model();
+  return nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>(
+      model.blocks(which), {size_t(model.block_count(which)), model.block_bytes(which)}, nb::find(self));
+}
+
 }  // namespace
 
 void bind_model(nb::module_& module) {
@@ -66,6 +74,8 @@ void bind_model(nb::module_& module) {
             self.model().allocate_kv(kv_format(format), block_count);
           },
           nb::arg("block_count"), nb::arg("kv_format"), "Makes a pool of blocks; f32 or bf16 is the hot one.")
+      .def("kv_blocks", &kv_blocks, nb::arg("kv_format"),
+           "The pool of that format as uint8 [blocks, bytes of a block], to read and write blocks that no step uses.")
       .def(
           "copy_blocks",
           [](BoundModel& self, Int32Table pairs) {
@@ -76,14 +86,14 @@ void bind_model(nb::module_& module) {
           nb::arg("pairs").noconvert(), "Copies whole hot blocks (source, target), in order.")
       .def(
           "narrow_blocks",
-          [](BoundModel& self, Int32Table pairs, const std::string& format) {
+          [](BoundModel& self, Int32Table pairs, const std::string& from_format, const std::string& to_format) {
             if (pairs.shape(1) != 2) throw std::invalid_argument("pairs must be [n, 2]");
-            const int which = kv_format(format);
+            const int from = kv_format(from_format), to = kv_format(to_format);
             nb::gil_scoped_release release;
-            self.model().narrow_blocks({pairs.data(), pairs.size()}, which);
+            self.model().narrow_blocks({pairs.data(), pairs.size()}, from, to);
           },
-          nb::arg("pairs").noconvert(), nb::arg("kv_format"),
-          "Rewrites full hot blocks (source, target) as int8 or int4.")
+          nb::arg("pairs").noconvert(), nb::arg("from_format"), nb::arg("to_format"),
+          "Rewrites full blocks (source, target), hot as int8 or int4 or int8 as int4, in any order.")
       .def(
           "step",
           [](BoundModel& self, Int32s token_ids, Int32s positions, Int32s query_starts, Int32s context_lengths,
