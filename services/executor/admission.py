@@ -5,6 +5,7 @@ A malformed plan ends its stream; a bad sequence ends alone, with the error in i
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from quire.v1 import executor_pb2, types_pb2
@@ -12,6 +13,7 @@ from services.common.errors import QuireError, Reason, invalid
 from services.common.limits import check_ids, check_logprobs, check_sampling
 from services.executor.backends.base import SamplingRule
 from services.executor.sequences import Ending, Sequence
+from services.executor.tiers.pools import PoolMap
 
 GROUP = 0  # the target model: the only cache group so far
 
@@ -24,7 +26,21 @@ class ModelLimits:
     context_length: int
     eos_token_ids: tuple[int, ...]
     block_size: int
-    block_count: int
+    pool_starts: tuple[int, ...]  # first block id of each device pool, hot first, then the end
+    pools: PoolMap  # those of the device and of lower tiers
+
+    @property
+    def hot_count(self) -> int:
+        return self.pool_starts[1]
+
+    @property
+    def block_count(self) -> int:
+        """Of all device pools."""
+        return self.pool_starts[-1]
+
+    def pool_of(self, block_id: int) -> int:
+        """The pool of a valid block id, 0 the hot one."""
+        return bisect_right(self.pool_starts, block_id) - 1
 
 
 def check_plan(plan: executor_pb2.StepPlan, epoch: int, last_step: int) -> None:
@@ -40,26 +56,17 @@ def check_plan(plan: executor_pb2.StepPlan, epoch: int, last_step: int) -> None:
         raise QuireError(Reason.PROTOCOL, "grants: token limits and step counts are at least 1")
     if plan.report_credit < 0:
         raise QuireError(Reason.PROTOCOL, "report_credit: at least 0")
-    for operation in plan.operations:
-        _check_operation(operation)
-
-
-def _check_operation(operation: executor_pb2.BlockOperation) -> None:
-    if operation.kind != executor_pb2.BLOCK_OPERATION_KIND_COPY:
-        kind = executor_pb2.BlockOperationKind.Name(operation.kind)
-        raise QuireError(Reason.UNSUPPORTED, f"operations.kind: {kind} is not supported")
-    if operation.phase not in (executor_pb2.BLOCK_OPERATION_PHASE_BEFORE, executor_pb2.BLOCK_OPERATION_PHASE_AFTER):
-        raise QuireError(Reason.PROTOCOL, "operations.phase: must be stated")
-    if operation.group_id != GROUP or operation.source_pool_id or operation.destination_pool_id:
-        raise QuireError(Reason.PROTOCOL, "operations: no such cache group or pool")
-    if operation.key or operation.peer:
-        raise QuireError(Reason.UNSUPPORTED, "operations: key and peer belong to export and import")
+    for demotion in plan.demotions:
+        if demotion.group_id != GROUP:
+            raise QuireError(Reason.PROTOCOL, f"demotions: there is no cache group {demotion.group_id}")
+        if not len(demotion.positions) == len(demotion.block_ids) == len(demotion.writes):
+            raise QuireError(Reason.PROTOCOL, "demotions: the arrays differ in length")
 
 
 def check_blocks(field: str, block_ids: list[int], block_count: int) -> None:
     for block_id in block_ids:
         if not 0 <= block_id < block_count:
-            raise invalid(field, f"block {block_id} is outside the pool of {block_count}")
+            raise invalid(field, f"block {block_id} is not one of {block_count}")
 
 
 def group_blocks(field: str, lists: list[executor_pb2.BlockList], block_count: int) -> list[int]:
@@ -95,6 +102,7 @@ def enter(state: executor_pb2.SequenceState, limits: ModelLimits) -> tuple[Seque
     blocks = group_blocks("blocks", list(state.blocks), limits.block_count)
     if len(blocks) * limits.block_size < state.computed_length:
         raise invalid("blocks", f"{len(blocks)} blocks cannot hold {state.computed_length} computed tokens")
+    check_blocks("blocks", blocks[state.computed_length // limits.block_size :], limits.hot_count)  # to be written
     ending = _ending(state, limits)
     if len(tokens) - state.prompt_length >= ending.max_output:
         raise invalid("stop.max_tokens", "the output so far has used it up")

@@ -76,6 +76,21 @@ class BlockTables:
     def release(self, table: int) -> None:
         self._unused.append(table)
 
+    def ids(self, table: int) -> list[int]:
+        """All blocks of a row."""
+        found: list[int] = self._ids[table, : self._lengths[table]].tolist()
+        return found
+
+    def replace(self, table: int, position: int, block_id: int) -> int:
+        """Names another block at a position; returns the one before."""
+        before = int(self._ids[table, position])
+        self._ids[table, position] = block_id
+        return before
+
+    def is_ahead(self, table: int, computed: int, block_id: int) -> bool:
+        """Whether the row's tokens from `computed` on lie in that block, some or all of them."""
+        return block_id in self._ids[table, computed // self.block_size : self._lengths[table]]
+
     def slots(self, table: int) -> int:
         """Tokens that the row's blocks hold."""
         return self._lengths[table] * self.block_size
@@ -97,7 +112,7 @@ class BlockTables:
 def choose_rows(sequences: Iterable[Sequence], tables: BlockTables, limits: StepLimits) -> tuple[list[Row], bool]:
     """Every sequence with credit, in the given order, up to the limits; and whether these left any out.
 
-    A sequence whose blocks cannot hold its next tokens waits.
+    A sequence whose blocks cannot hold its next tokens waits. None computes past a change of its block table.
     """
     rows: list[Row] = []
     crowded = False
@@ -106,6 +121,8 @@ def choose_rows(sequences: Iterable[Sequence], tables: BlockTables, limits: Step
         if sequence.credit.steps == 0:
             continue
         count = min(sequence.credit.token_limit, sequence.remaining, limits.tokens)
+        if sequence.demotions is not None:
+            count = min(count, sequence.demotions.room(sequence.computed))
         if sequence.computed + count > tables.slots(sequence.table):
             if not sequence.waits_aloud:
                 sequence.waits_aloud = True

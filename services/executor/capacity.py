@@ -1,12 +1,15 @@
-"""How many KV blocks an executor gets."""
+"""How many KV blocks of each format an executor gets."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from services.common.errors import QuireError, Reason
-from services.executor.backends.base import KvShape
+from services.common.kv_policy import KvPolicy
+from services.executor.backends.base import ColderPool, KvShape
+from services.executor.kv_bytes import most_blocks_by_age, split_memory
 
 AUTO_SHARE = 4
 """Automatic sizing takes one part in this many of the memory that is free once the weights are loaded."""
@@ -16,13 +19,14 @@ _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "M
 
 @dataclass(frozen=True, slots=True)
 class KvDemand:
-    """What is asked for: a size in bytes or a number of blocks, else a share of what is free."""
+    """What is asked for: a size in bytes or a number of blocks in each format, else a share of what is free."""
 
     block_size: int
     max_sequences: int
     context_length: int
     memory: int | None = None  # bytes
     blocks: int | None = None
+    policy: KvPolicy = field(default_factory=KvPolicy)
 
 
 def parse_bytes(text: str) -> int | None:
@@ -35,25 +39,42 @@ def parse_bytes(text: str) -> int | None:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-def kv_shape(demand: KvDemand, block_bytes: int, available: int) -> KvShape:
-    """The pool. Raises MODEL_LOAD_FAILED where not even one block fits."""
+def kv_shape(demand: KvDemand, block_bytes: Sequence[int], available: int) -> KvShape:
+    """The pools; `block_bytes` of each age, hot first. Raises MODEL_LOAD_FAILED where not even one block fits.
+
+    Formats share the memory as sequences that fill the context need them; at most half of it goes to one prompt that
+    enters whole, hot.
+    """
+    size, context, policy = demand.block_size, demand.context_length, demand.policy
     if demand.blocks is not None:
-        return KvShape(demand.block_size, block_bytes, demand.blocks)
+        return _shape(demand, block_bytes, [demand.blocks] * len(block_bytes))
     if demand.memory is not None:
         if demand.memory > available:
             raise QuireError(
                 Reason.MODEL_LOAD_FAILED,
                 f"kv_memory: {_mib(demand.memory)} were asked for, {_mib(available)} are free",
             )
-        count = demand.memory // block_bytes
+        budget = demand.memory
     else:
-        blocks_per_context = -(-demand.context_length // demand.block_size)
-        count = min(available // AUTO_SHARE // block_bytes, demand.max_sequences * blocks_per_context)
-    if count < 1:
+        of_sequence = zip(most_blocks_by_age(policy, size, context), block_bytes, strict=True)
+        most = demand.max_sequences * sum(count * bytes_ for count, bytes_ in of_sequence)
+        budget = min(available // AUTO_SHARE, most)
+    whole_prompt = min(-(-context // size), budget // 2 // block_bytes[0])
+    try:
+        counts = split_memory(budget, block_bytes, policy, size, context, whole_prompt)
+    except ValueError:
         raise QuireError(
-            Reason.MODEL_LOAD_FAILED, f"kv_memory: no block of {_mib(block_bytes)} fits ({_mib(available)} are free)"
-        )
-    return KvShape(demand.block_size, block_bytes, count)
+            Reason.MODEL_LOAD_FAILED,
+            f"kv_memory: no block of {_mib(block_bytes[0])} fits ({_mib(available)} are free)",
+        ) from None
+    # A context may be too short for an age, but its pool must exist.
+    return _shape(demand, block_bytes, [max(count, 1) for count in counts])
+
+
+def _shape(demand: KvDemand, block_bytes: Sequence[int], counts: Sequence[int]) -> KvShape:
+    colder = zip(demand.policy.colder, block_bytes[1:], counts[1:], strict=True)
+    pools = tuple(ColderPool(age.format, size, count) for age, size, count in colder)
+    return KvShape(demand.block_size, block_bytes[0], counts[0], pools)
 
 
 def _mib(count: int) -> str:

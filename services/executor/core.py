@@ -1,11 +1,12 @@
 """The executor's decisions between two steps: plans in, rows of the next step, outcomes, results out. Pure: no I/O.
 
-One step: `take` every plan that came, `next_step`, compute, `finish` (or `fail`), send `ledger.after_step()`.
+One step: `take` every plan that came, `demote`, `next_step`, compute, `finish` (or `fail`), send `ledger.after_step()`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire.v1 import executor_pb2
@@ -14,28 +15,22 @@ from services.common.errors import QuireError, Reason
 from services.executor.admission import ModelLimits, check_blocks, check_plan, enter, group_blocks
 from services.executor.backends.base import StepOutputs, TokenScores
 from services.executor.batch import BlockTables, Step, StepLimits, build_step, choose_rows
+from services.executor.demotions import Demotions
 from services.executor.inventory import Inventory
+from services.executor.operations import AFTER, BEFORE, Copies, Move, Operations
 from services.executor.results import Ledger, Results
 from services.executor.sequences import ERROR, STOP, UNSPECIFIED, Sequence
-
-BEFORE = executor_pb2.BLOCK_OPERATION_PHASE_BEFORE
+from services.executor.tiers.pools import PoolMap
+from services.executor.tiers.store import NO_KEY
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A new epoch, the one that it closed (0 for none), and what the older one's scheduler has not seen."""
+    """A new epoch, those in which nothing runs any more by now, and what the older one's scheduler has not seen."""
 
     epoch: int
-    closed_epoch: int
+    closed_epochs: list[int]
     unseen: list[Results]
-
-
-@dataclass(frozen=True, slots=True)
-class Copies:
-    """Block copies of one phase, in order."""
-
-    operation_ids: list[int]
-    pairs: list[tuple[int, int]]
 
 
 class StepCore:
@@ -45,23 +40,24 @@ class StepCore:
         self._limits = limits
         self._model: ModelLimits | None = None
         self._tables = BlockTables(1)
-        self._before: list[executor_pb2.BlockOperation] = []
-        self._after: list[executor_pb2.BlockOperation] = []
         self._refuses = False
         self.sequences: dict[int, Sequence] = {}
         self.inventory = Inventory()
+        self.operations = Operations()
         self.ledger = Ledger(0)
 
     @property
     def epoch(self) -> int:
         return self.ledger.epoch
 
-    def set_model(self, model: ModelLimits | None) -> None:
-        """Begins anew with a model, or without one: no sequences, no known blocks."""
+    def set_model(self, model: ModelLimits | None, found: Iterable[tuple[int, bytes]] = ()) -> None:
+        """Begins anew with a model, or without one: no sequences, no known blocks but those `found` in lower tiers."""
         self._drop_sequences()
         self._model = model
         self._tables = BlockTables(model.block_size if model is not None else 1)
         self.inventory.clear()
+        for block_id, key in found:
+            self.inventory.seal(block_id, key)
 
     def open(self, hello: executor_pb2.RunHello) -> Opened:
         """Fences the present epoch and opens the next. KV contents and inventory stay."""
@@ -73,7 +69,9 @@ class StepCore:
         self._drop_sequences()
         self._refuses = False
         self.ledger = Ledger(closed.epoch + 1)
-        return Opened(self.ledger.epoch, closed.epoch, unseen)
+        if closed.epoch:
+            self.operations.close(closed.epoch)
+        return Opened(self.ledger.epoch, self.operations.closed(), unseen)
 
     def take(self, plan: executor_pb2.StepPlan) -> None:
         """Applies a plan. On a malformed one raises, changes nothing and ignores all later plans of the epoch."""
@@ -90,14 +88,15 @@ class StepCore:
             ended = self._remove(sequence_id)
             if ended is not None:
                 self.ledger.forgotten(ended)
-        for operation in plan.operations:
-            (self._before if operation.phase == BEFORE else self._after).append(operation)
+        self.operations.take(plan.operations)
         for block in plan.sealed if self._model is not None else ():
             self.inventory.seal(block.block_id, block.key)
         for append in plan.append:
             self._append(append)
         for state in plan.enter:
             self._enter(state)
+        for demotion in plan.demotions:
+            self._add_demotion(demotion)
         drafts = plan.draft_limits or [0] * len(plan.sequence_ids)
         for sequence_id, limit, draft, steps in zip(
             plan.sequence_ids, plan.token_limits, drafts, plan.step_counts, strict=True
@@ -112,18 +111,45 @@ class StepCore:
 
     def copies_before(self) -> Copies:
         """Block copies due before the next step; the caller makes them, then calls `copied`."""
-        return _copies(self._before)
+        return self.operations.copies(BEFORE)
 
     def copies_after(self) -> Copies:
         """Block copies due once the next step is computed, or at once where none follows."""
-        return _copies(self._after)
+        return self.operations.copies(AFTER)
 
     def copied(self, copies: Copies) -> None:
         self.inventory.overwrite(destination for _, destination in copies.pairs)
         self.ledger.operations_done(copies.operation_ids)
-        done = set(copies.operation_ids)
-        self._before = [operation for operation in self._before if operation.operation_id not in done]
-        self._after = [operation for operation in self._after if operation.operation_id not in done]
+        self.operations.copied(copies)
+
+    def moves_before(self) -> list[Move]:
+        """Moves between tiers that may begin before the next step; the caller calls `moved` for each once it ended."""
+        return self._begin_moves(BEFORE)
+
+    def moves_after(self) -> list[Move]:
+        """The same once the next step is computed, or at once where none follows."""
+        return self._begin_moves(AFTER)
+
+    def moved(self, move: Move, is_done: bool) -> list[int]:
+        """Takes the end of a move in. Returns epochs in which nothing runs any more by now."""
+        if self.operations.ended(move) and is_done and move.destination is not None and move.key != NO_KEY:
+            self.inventory.seal(move.destination, move.key)
+        return self.operations.closed()
+
+    def demote(self) -> list[tuple[int, int]]:
+        """Makes the changes of block tables that are due; the caller writes these copies (source, destination) now."""
+        pairs = []
+        for sequence in self.sequences.values():
+            if sequence.demotions is None:
+                continue
+            for change in sequence.demotions.due(sequence.computed):
+                source = self._tables.replace(sequence.table, change.position, change.block_id)
+                if change.writes:
+                    pairs.append((source, change.block_id))
+            if not sequence.demotions:
+                sequence.demotions = None
+        self.inventory.overwrite(destination for _, destination in pairs)
+        return pairs
 
     def next_step(self) -> Step | None:
         """The next step's rows and inputs, or None where no sequence can compute."""
@@ -180,9 +206,11 @@ class StepCore:
         if len(set(entering)) < len(entering) or not staying.isdisjoint(entering):
             raise QuireError(Reason.PROTOCOL, "enter: a sequence id is in use")
         block_count = self._model.block_count if self._model is not None else 0
+        pools = self._model.pools if self._model is not None else PoolMap()
+        self.operations.check(plan.operations, plan.epoch, pools)
         try:
-            for operation in plan.operations:
-                check_blocks("operations", [operation.source_block_id, operation.destination_block_id], block_count)
+            for demotion in plan.demotions:
+                check_blocks("demotions", list(demotion.block_ids), block_count)
             if self._model is not None:
                 check_blocks("sealed", [block.block_id for block in plan.sealed], block_count)
         except QuireError as error:
@@ -194,9 +222,35 @@ class StepCore:
             return
         try:
             self._tables.append(
-                sequence.table, group_blocks("append.blocks", list(append.blocks), self._model.block_count)
+                sequence.table, group_blocks("append.blocks", list(append.blocks), self._model.hot_count)
             )
             sequence.waits_aloud = False
+        except QuireError as error:
+            self._fail(sequence, error)
+
+    def _begin_moves(self, phase: int) -> list[Move]:
+        if self._model is None:
+            return []
+        moves = self.operations.begin_moves(
+            phase, self.epoch, self._model.pools, self._is_settled, self.inventory.key_of
+        )
+        self.inventory.overwrite(move.destination for move in moves if move.destination is not None)
+        return moves
+
+    def _is_settled(self, block_id: int) -> bool:
+        """Whether no present sequence writes into the block any more."""
+        return not any(
+            self._tables.is_ahead(sequence.table, sequence.computed, block_id) for sequence in self.sequences.values()
+        )
+
+    def _add_demotion(self, demotion: executor_pb2.BlockDemotion) -> None:
+        sequence = self.sequences.get(demotion.sequence_id)
+        if sequence is None or self._model is None:
+            return
+        if sequence.demotions is None:
+            sequence.demotions = Demotions()
+        try:
+            sequence.demotions.add(demotion, sequence.computed, self._tables.ids(sequence.table), self._model)
         except QuireError as error:
             self._fail(sequence, error)
 
@@ -234,11 +288,4 @@ class StepCore:
             sequence = self._remove(sequence_id)
             if sequence is not None:
                 self.ledger.forgotten(sequence)
-        self._before, self._after = [], []
-
-
-def _copies(operations: list[executor_pb2.BlockOperation]) -> Copies:
-    return Copies(
-        [operation.operation_id for operation in operations],
-        [(operation.source_block_id, operation.destination_block_id) for operation in operations],
-    )
+        self.operations.drop()

@@ -7,13 +7,17 @@ from services.executor.admission import GROUP
 from services.executor.batch import StepLimits
 from services.executor.loader import LoadedModel
 from services.executor.numa import PoolPlace
+from services.executor.tiers.pools import DEVICE, DISK, HOST
 from services.executor.warmup import Measured
 
 _KV_FORMATS = {
     "fp32": types_pb2.KV_FORMAT_FP32,
     "bf16": types_pb2.KV_FORMAT_BF16,
     "fp16": types_pb2.KV_FORMAT_FP16,
+    "int8": types_pb2.KV_FORMAT_INT8,
+    "int4": types_pb2.KV_FORMAT_INT4,
 }
+_TIERS = {DEVICE: types_pb2.TIER_DEVICE, HOST: types_pb2.TIER_HOST, DISK: types_pb2.TIER_DISK}
 
 
 def describe_empty(executor_id: str, limits: StepLimits) -> types_pb2.ExecutorDescription:
@@ -31,16 +35,20 @@ def describe_loaded(
     group = types_pb2.CacheGroup(
         group_id=GROUP, name="target", block_size=shape.block_size, block_bytes=shape.block_bytes
     )
-    pool = types_pb2.BlockPool(
-        pool_id=0,
-        group_id=GROUP,
-        tier=types_pb2.TIER_DEVICE,
-        format=_KV_FORMATS[backend.kv_format],
-        rank_nodes=[place.node],
-        distance=place.distance,
-        block_count=shape.block_count,
-        first_block_id=0,
-    )
+    pools = [
+        types_pb2.BlockPool(
+            pool_id=pool.pool_id,
+            group_id=GROUP,
+            tier=_TIERS[pool.tier],
+            format=_KV_FORMATS[pool.format],
+            rank_nodes=[place.node],
+            distance=place.distance,
+            block_count=pool.count,
+            first_block_id=pool.first,
+            block_bytes=pool.block_bytes,
+        )
+        for pool in model.pools.pools
+    ]
     description = describe_empty(executor_id, limits)
     description.MergeFrom(
         types_pb2.ExecutorDescription(
@@ -61,7 +69,8 @@ def describe_loaded(
             dtype=backend.dtype,
             device=backend.device,
             groups=[group],
-            pools=[pool],
+            pools=pools,
+            kv_policy=str(model.policy),
             decode_step_seconds=measured.decode_step_seconds,
             prefill_tokens_per_second=measured.prefill_tokens_per_second,
         )

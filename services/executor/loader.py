@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.errors import QuireError, Reason
+from services.common.kv_policy import KvPolicy
 from services.executor.admission import ModelLimits
 from services.executor.backends.base import Backend, KvShape
 from services.executor.capacity import KvDemand, kv_shape, parse_bytes
 from services.executor.memory import measure
 from services.executor.settings import ExecutorSettings
+from services.executor.tiers.lower_tiers import LowerTiers, open_tiers
+from services.executor.tiers.pools import PoolMap, device_pools
 
 log = logging.getLogger("quire.executor")
 
@@ -28,11 +31,13 @@ class LoadedModel:
     source: str
     backend: Backend
     shape: KvShape
+    policy: KvPolicy
     fingerprint: str
     tokenizer_bundle: bytes
     tokenizer_fingerprint: str
     parameter_count: int
     loaded_at: int  # Unix seconds
+    tiers: LowerTiers | None = None
 
     @property
     def limits(self) -> ModelLimits:
@@ -42,8 +47,14 @@ class LoadedModel:
             context_length=spec.context_length,
             eos_token_ids=spec.eos_token_ids,
             block_size=self.shape.block_size,
-            block_count=self.shape.block_count,
+            pool_starts=self.shape.pool_starts,
+            pools=self.pools,
         )
+
+    @property
+    def pools(self) -> PoolMap:
+        """Those of the device and of lower tiers."""
+        return self.tiers.pools if self.tiers is not None else PoolMap(device_pools(self.shape, self.backend.kv_format))
 
     def describe(self) -> dict[str, str]:
         """What computes and in which formats, for reports."""
@@ -94,6 +105,8 @@ def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
         source=source,
         backend=loaded.backend,
         shape=shape,
+        policy=settings.kv_policy,
+        tiers=open_tiers(settings, loaded.backend, shape, loaded.fingerprint),
         fingerprint=loaded.fingerprint,
         tokenizer_bundle=bundle,
         tokenizer_fingerprint=hashlib.sha256(bundle).hexdigest(),
@@ -103,27 +116,31 @@ def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
 
 
 def allocate(backend: Backend, settings: ExecutorSettings, mapped_bytes: int) -> KvShape:
-    """Sizes the pool by what is free now that the weights are in memory, and makes it.
+    """Sizes the pools by what is free now that the weights are in memory, and makes them.
 
     Mapped weights lie in the page cache, which counts as free; but they are read in every step and must stay.
     """
     memory = measure()
     available = max(memory.available - mapped_bytes, 0)
+    policy, size = settings.kv_policy, settings.block_size
     demand = KvDemand(
-        block_size=settings.block_size,
+        block_size=size,
         max_sequences=settings.max_sequences,
         context_length=backend.spec.context_length,
         memory=parse_bytes(settings.kv_memory),
         blocks=settings.kv_blocks,
+        policy=policy,
     )
-    shape = kv_shape(demand, backend.kv_block_bytes(settings.block_size), available)
+    block_bytes = [backend.kv_block_bytes(size), *(backend.kv_block_bytes(size, age.format) for age in policy.colder)]
+    shape = kv_shape(demand, block_bytes, available)
     backend.allocate_kv(shape)
     log.info(
         "KV allocated",
         extra={
-            "blocks": shape.block_count,
-            "tokens": shape.block_count * shape.block_size,
-            "mib": shape.block_count * shape.block_bytes >> 20,
+            "blocks": shape.pool_starts[-1],
+            "tokens": shape.pool_starts[-1] * size,
+            "mib": shape.byte_count >> 20,
+            "policy": str(policy) or "hot",
             "free_mib": available >> 20,
             "bound_by": memory.bound,
             "nodes": memory.nodes,

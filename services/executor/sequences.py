@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from quire.v1.types_pb2 import FinishReason
 from services.executor.backends.base import Sampled, SampleRow, SamplingRule, TokenScores
 from services.executor.credit import Credit
+from services.executor.demotions import Demotions
 
 UNSPECIFIED, STOP = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINISH_REASON_STOP
 LENGTH, ERROR = FinishReason.FINISH_REASON_LENGTH, FinishReason.FINISH_REASON_ERROR
@@ -38,6 +39,7 @@ class Sequence:
     __slots__ = (
         "computed",
         "credit",
+        "demotions",
         "ending",
         "output",
         "sample_row",
@@ -64,6 +66,7 @@ class Sequence:
         self.ending = ending
         self.credit = Credit()
         self.table = -1  # its row in the block tables
+        self.demotions: Demotions | None = None  # None where none lies ahead
         self.output = token_ids[prompt_length:]
         self.sample_row = SampleRow(0, rule, array("i", token_ids[:prompt_length]), self.output)
         self.unreported = Unreported()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from services.common.kv_policy import PERIOD, ColderAge, KvPolicy
 from services.common.settings import ServiceSettings
+from services.common.sizes import parse_size
 from services.executor.capacity import parse_bytes
 
 BackendName = Literal["auto", "cpu", "torch"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 KvFormatName = Literal["auto", "fp32", "bf16"]
+KvAges = Literal["hot", "hot+warm", "hot+warm+cold"]
 InstructionSet = Literal["auto", "portable", "avx2", "avx512", "avx512_vnni"]
 NumaNode = Literal["auto", "none"] | Annotated[int, Field(ge=0, lt=1024)]
 
@@ -35,8 +39,17 @@ class ExecutorSettings(ServiceSettings):
         "auto", description="node to compute on and take memory from; none; auto: the GPU's or the only usable one"
     )
     context_length: int | None = Field(None, ge=2, description="most tokens of prompt plus output; absent: the model's")
+    kv: KvAges = Field("hot", description="KV formats by age: hot is kv_format, warm int8, cold int4")
+    kv_hot_tokens: int = Field(512, ge=1, description="newest tokens that stay hot where older ones are warm")
+    kv_warm_tokens: int = Field(2048, ge=2, description="newest tokens that are hot or warm where older ones are cold")
     kv_memory: str = Field("auto", description='"auto" (a quarter of the free memory at most) or a size like "2GiB"')
-    kv_blocks: int | None = Field(None, ge=1, description="exact number of KV blocks, instead of kv_memory")
+    kv_blocks: int | None = Field(
+        None, ge=1, description="exact number of KV blocks in each format, instead of kv_memory"
+    )
+    kv_host_memory: str | None = Field(None, description="host memory for KV that a GPU has no room for, as 16GiB")
+    kv_disk: Path | None = Field(None, description="folder for KV that memory has no room for; outlives the executor")
+    kv_disk_size: str = Field("4GiB", description="the most that this executor writes there")
+    kv_remote: SecretStr | None = Field(None, description="redis://HOST:PORT to share KV through; others: rediss, unix")
     block_size: int = Field(32, ge=1, le=1024, description="token slots per KV block")
     max_sequences: int = Field(64, ge=1, le=4096, description="most sequences that one step computes")
     max_step_tokens: int = Field(512, ge=1, le=65536, description="most tokens that one step computes")
@@ -50,10 +63,34 @@ class ExecutorSettings(ServiceSettings):
         parse_bytes(value)
         return value
 
+    @field_validator("kv_host_memory", "kv_disk_size")
+    @classmethod
+    def _check_size(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_size(value)
+        return value
+
+    @field_validator("kv_remote")
+    @classmethod
+    def _check_remote(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("not redis://HOST:PORT, rediss://HOST:PORT or unix://PATH")
+        return value
+
     @model_validator(mode="after")
     def _check_together(self) -> ExecutorSettings:
         if self.max_step_tokens < self.max_sequences:
             raise ValueError("max_step_tokens: at least max_sequences, or not all of them could decode in one step")
+        if self.kv != "hot" and PERIOD % self.block_size:
+            raise ValueError(f"block_size: {self.block_size} does not divide {PERIOD}, as kv={self.kv} demands")
+        if self.kv == "hot+warm+cold" and self.kv_warm_tokens < self.kv_hot_tokens + PERIOD:  # cold is made of warm
+            raise ValueError(f"kv_warm_tokens: at least {PERIOD} more than kv_hot_tokens")
         if self.model_name is not None and self.model is None:
             raise ValueError("model_name: needs model")
         return self
+
+    @property
+    def kv_policy(self) -> KvPolicy:
+        """Which formats KV takes at which ages."""
+        ages = (ColderAge("int8", self.kv_hot_tokens), ColderAge("int4", self.kv_warm_tokens))
+        return KvPolicy(ages[: self.kv.count("+")])

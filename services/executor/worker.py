@@ -16,14 +16,16 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from quire.v1 import executor_pb2
 from services.common.errors import QuireError, Reason
 from services.executor.backends.base import Backend
-from services.executor.core import Copies, StepCore
+from services.executor.core import Opened, StepCore
 from services.executor.metrics import ExecutorMetrics
+from services.executor.operations import Copies, Move
 from services.executor.results import Results
+from services.executor.tiers.store import Outcome
 
 log = logging.getLogger("quire.executor")
 T = TypeVar("T")
@@ -37,7 +39,33 @@ class Fault:
     error: QuireError
 
 
-Event = Results | Fault
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A move of a block between tiers ended."""
+
+    epoch: int
+    operation_id: int
+    is_done: bool  # else the destination does not hold the content
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Nothing of these epochs runs any more."""
+
+    epochs: list[int]
+
+
+Event = Results | Fault | Moved | Closed
+
+
+class Tiers(Protocol):
+    """Makes moves beside the steps. The end of each is told to the Worker's `move_ended`."""
+
+    def submit(self, move: Move) -> None: ...
+
+    def drop(self) -> None:
+        """Ends all moves that have not begun."""
+        ...
 
 
 class StepLoop:
@@ -46,6 +74,7 @@ class StepLoop:
     def __init__(self, core: StepCore, emit: Callable[[Event], None], metrics: ExecutorMetrics) -> None:
         self.core = core
         self.backend: Backend | None = None
+        self.tiers: Tiers | None = None
         self.computing_since: float | None = None  # monotonic seconds; read by the watchdog
         self._emit = emit
         self._metrics = metrics
@@ -54,9 +83,14 @@ class StepLoop:
         """One step; False, with everything sent, where nothing can be computed."""
         started = time.perf_counter()
         self._copy(self.core.copies_before())
+        demoted = self.core.demote()
+        if demoted and self.backend is not None:
+            self.backend.demote_blocks(demoted)
+        self._move(self.core.moves_before())
         step = self.core.next_step()
         if step is None or self.backend is None:
             self._copy(self.core.copies_after())
+            self._move(self.core.moves_after())
             self._send(self.core.ledger.before_rest())
             return False
         self.computing_since = time.monotonic()
@@ -72,12 +106,33 @@ class StepLoop:
             self.core.finish(step, outputs)
         self.computing_since = None
         self._copy(self.core.copies_after())
+        self._move(self.core.moves_after())
         host_seconds = time.perf_counter() - started - compute_seconds
         tokens = len(step.inputs.token_ids)
         self.core.ledger.step_taken(compute_seconds, host_seconds, tokens)
         self._metrics.step(compute_seconds, host_seconds, tokens, len(step.sampling), len(self.core.sequences))
         self._send(self.core.ledger.after_step())
         return True
+
+    def open(self, hello: executor_pb2.RunHello) -> Opened:
+        """The core's, and ends what the older epoch has not begun to move."""
+        opened = self.core.open(hello)
+        if self.tiers is not None:
+            self.tiers.drop()
+        return opened
+
+    def move_ended(self, move: Move, is_done: bool) -> None:
+        closed = self.core.moved(move, is_done)
+        self._emit(Moved(move.epoch, move.operation_id, is_done))
+        if closed:
+            self._emit(Closed(closed))
+
+    def _move(self, moves: list[Move]) -> None:
+        for move in moves:
+            if self.tiers is None:
+                self.move_ended(move, False)
+            else:
+                self.tiers.submit(move)
 
     def _copy(self, copies: Copies) -> None:
         if copies.pairs and self.backend is not None:
@@ -143,6 +198,10 @@ class Worker:
 
         self._commands.put(answer)
         return await asyncio.wrap_future(future)
+
+    def move_ended(self, move: Move, outcome: Outcome) -> None:
+        """Takes the end of a move in, on the step thread. For any thread."""
+        self._commands.put(lambda: self.steps.move_ended(move, outcome is Outcome.DONE))
 
     def _run(self) -> None:
         while True:

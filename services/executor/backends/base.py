@@ -6,6 +6,7 @@ backend runs without it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -76,7 +77,7 @@ class StepInputs:
     positions: Int32  # [T] absolute
     query_starts: Int32  # [S + 1] offsets into T
     context_lengths: Int32  # [S] tokens with KV after this step
-    block_tables: Int32  # [S, most blocks of any of them]; unused entries are 0
+    block_tables: Int32  # [S, most blocks of any of them] ids of any pool; unused entries are 0
     samples: list[SampleRow]  # at most one per sequence
     prompt_scores: list[PromptScoreRows] = field(default_factory=list)
 
@@ -94,12 +95,37 @@ class StepOutputs:
 
 
 @dataclass(frozen=True, slots=True)
+class ColderPool:
+    """Blocks in a smaller format than those of the pool before."""
+
+    format: str  # "int8" or "int4"
+    block_bytes: int
+    block_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class KvShape:
-    """What a block costs and how many there are."""
+    """What a block costs and how many there are: hot ones, which steps write, and colder copies.
+
+    Ids count through all pools, hot blocks from 0 on: an id names its pool and so its format.
+    """
 
     block_size: int  # token slots
     block_bytes: int
     block_count: int
+    colder: tuple[ColderPool, ...] = ()
+
+    @property
+    def pool_starts(self) -> tuple[int, ...]:
+        """The first id of each pool, then the end of the last one."""
+        ends = itertools.accumulate((pool.block_count for pool in self.colder), initial=self.block_count)
+        return (0, *ends)
+
+    @property
+    def byte_count(self) -> int:
+        """Of all pools."""
+        hot = self.block_bytes * self.block_count
+        return hot + sum(pool.block_bytes * pool.block_count for pool in self.colder)
 
 
 class Backend(Protocol):
@@ -112,8 +138,13 @@ class Backend(Protocol):
     spec: ModelSpec
     numerics: str  # everything beside weights that may change a logit; goes into the fingerprint
 
-    def kv_block_bytes(self, block_size: int) -> int:
-        """Bytes of one block of `block_size` slots over all layers."""
+    @property
+    def computes_from_host_memory(self) -> bool:
+        """Whether blocks lie in host memory anyway."""
+        ...
+
+    def kv_block_bytes(self, block_size: int, kv_format: str | None = None) -> int:
+        """Bytes of one block of `block_size` slots over all layers, hot (None) or in int8 or int4."""
         ...
 
     def allocate_kv(self, shape: KvShape) -> None:
@@ -121,7 +152,23 @@ class Backend(Protocol):
         ...
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies whole blocks (source, destination), in order."""
+        """Copies whole hot blocks (source, destination), in order."""
+        ...
+
+    def demote_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Writes full blocks (source, destination) in the destination's colder format, in order."""
+        ...
+
+    def read_block(self, block_id: int) -> memoryview:
+        """The block's bytes, scales included; valid until it is written. From any thread, beside steps on other blocks."""
+        ...
+
+    def write_block(self, block_id: int, block: memoryview) -> None:
+        """Gives it bytes that `read_block` returned; done when it returns. From any thread, as `read_block`."""
+        ...
+
+    def host_memory(self, byte_count: int) -> NDArray[np.uint8]:
+        """Memory of the host that blocks reach fastest."""
         ...
 
     def step(self, inputs: StepInputs) -> StepOutputs:

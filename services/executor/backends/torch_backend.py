@@ -7,7 +7,6 @@ prompt was cut into chunks. In bf16 and fp16 there is no such promise.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from kernels.paged_attention import plan_attention
 from services.executor.backends.base import KvShape, PromptScoreRows, StepInputs, StepOutputs, TokenScores
+from services.executor.backends.torch_kv import TorchKv
 from services.executor.backends.torch_linear import (
     ExactLinear,
     Linear,
@@ -28,6 +28,7 @@ from services.executor.backends.torch_linear import (
 from services.executor.backends.torch_model import Batch, TorchModel
 from services.executor.backends.torch_rows import find_row_sizes
 from services.executor.backends.torch_weights import ModelWeights, load_weights
+from services.executor.kv_bytes import KvDims, block_bytes
 from services.executor.models.checkpoint import open_checkpoint, with_context_length
 from services.executor.models.rope import inverse_frequencies, rotation_table
 from services.executor.models.spec import ModelSpec
@@ -53,7 +54,7 @@ class TorchBackend:
         frequencies = inverse_frequencies(spec.head_size, spec.rope_theta, spec.rope_scaling)
         cos, sin = rotation_table(frequencies, spec.context_length)
         self._cos, self._sin = torch.from_numpy(cos).to(device), torch.from_numpy(sin).to(device)
-        self._kv: Tensor | None = None  # [layers, 2 * kv heads, blocks, block size, head size]
+        self._kv: TorchKv | None = None
         capability = torch.backends.cpu.get_cpu_capability().lower()
         self.device = f"cpu {capability}" if device.type == "cpu" else torch.cuda.get_device_name(device)
         rows = ",".join(map(str, linear.rows.sizes)) if isinstance(linear, ExactLinear) else "any"
@@ -89,28 +90,40 @@ class TorchBackend:
                 linear = WideningLinear() if narrow_on_cpu else NativeLinear(_DTYPES[dtype])
             return cls(spec, weights, linear, dtype, place)
 
-    def kv_block_bytes(self, block_size: int) -> int:
-        return self.spec.layer_count * 2 * self.spec.kv_size * block_size * _DTYPES[self.dtype].itemsize
+    def kv_block_bytes(self, block_size: int, kv_format: str | None = None) -> int:
+        spec = self.spec
+        dims = KvDims(spec.layer_count, spec.kv_head_count, spec.head_size, spec.head_size)
+        return block_bytes(dims, kv_format or self.kv_format, block_size)
 
     def allocate_kv(self, shape: KvShape) -> None:
-        spec = self.spec
-        size = (spec.layer_count, 2 * spec.kv_head_count, shape.block_count, shape.block_size, spec.head_size)
-        dtype = _DTYPES[self.dtype]
-        if self._device.type == "cpu":
-            # Pages that the kernel zeroes on first use: torch.zeros would touch gigabytes at start.
-            memory = np.zeros(math.prod(size) * dtype.itemsize, np.uint8)
-            self._kv = torch.from_numpy(memory).view(dtype).view(size)
-        else:
-            self._kv = torch.zeros(size, dtype=dtype, device=self._device)
+        self._kv = TorchKv(self.spec, shape, _DTYPES[self.dtype], self._device)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        kv = self._allocated()
-        for source, destination in pairs:
-            kv[:, :, destination] = kv[:, :, source]
+        self._allocated().copy(pairs)
+
+    def demote_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        with torch.inference_mode():
+            self._allocated().demote(pairs)
+
+    @property
+    def computes_from_host_memory(self) -> bool:
+        return self._device.type == "cpu"
+
+    def read_block(self, block_id: int) -> memoryview:
+        return self._allocated().read_block(block_id)
+
+    def write_block(self, block_id: int, block: memoryview) -> None:
+        self._allocated().write_block(block_id, block)
+
+    def host_memory(self, byte_count: int) -> NDArray[np.uint8]:
+        memory: NDArray[np.uint8] = torch.empty(
+            byte_count, dtype=torch.uint8, pin_memory=self._device.type == "cuda"
+        ).numpy()
+        return memory
 
     def step(self, inputs: StepInputs) -> StepOutputs:
         with torch.inference_mode():
-            hidden = self._model.hidden(self._batch(inputs), self._allocated().unbind(0))
+            hidden = self._model.hidden(self._batch(inputs), self._allocated().layers)
             sampled = []
             if inputs.samples:
                 rows = torch.tensor([row.row for row in inputs.samples], device=self._device)
@@ -119,18 +132,19 @@ class TorchBackend:
 
     def logits(self, inputs: StepInputs, rows: Sequence[int]) -> NDArray[np.float32]:
         with torch.inference_mode():
-            hidden = self._model.hidden(self._batch(inputs), self._allocated().unbind(0))
+            hidden = self._model.hidden(self._batch(inputs), self._allocated().layers)
             wanted = torch.tensor(rows, dtype=torch.int64, device=self._device)
             found: NDArray[np.float32] = self._model.logits(hidden.index_select(0, wanted)).cpu().numpy()
             return found
 
-    def _allocated(self) -> Tensor:
+    def _allocated(self) -> TorchKv:
         if self._kv is None:
             raise RuntimeError("allocate_kv comes before the first step")
         return self._kv
 
     def _batch(self, inputs: StepInputs) -> Batch:
-        spec, block_size = self.spec, self._allocated().shape[3]
+        spec, kv = self.spec, self._allocated()
+        block_size = kv.block_size
         count = len(inputs.token_ids)
         rows = self._linear.rows
         padding = (0, rows.pad(count) - count)
@@ -149,6 +163,7 @@ class TorchBackend:
                 inputs.context_lengths,
                 inputs.block_tables,
                 block_size=block_size,
+                pool_starts=kv.starts,
                 heads=spec.head_count,
                 kv_heads=spec.kv_head_count,
                 pad_rows=rows.pad,

@@ -14,6 +14,7 @@ from kernels.paged_attention import AttentionPlan, paged_attention
 from kernels.rms_norm import rms_norm
 from kernels.rope import rotate_
 from kernels.silu_mul import silu_mul
+from services.executor.backends.torch_kv import LayerCache
 from services.executor.backends.torch_linear import Linear
 from services.executor.backends.torch_weights import LayerWeights, ModelWeights
 from services.executor.models.spec import ModelSpec
@@ -37,7 +38,7 @@ class TorchModel:
         self._spec, self._weights, self._linear = spec, weights, linear
         self._scale = 1.0 / math.sqrt(spec.head_size)
 
-    def hidden(self, batch: Batch, caches: Sequence[Tensor]) -> Tensor:
+    def hidden(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
         """The last layer's output [P, H], before the final norm. Writes KV of the T tokens into one cache per layer."""
         x = F.embedding(batch.token_ids, self._weights.embedding).to(self._linear.dtype)
         for layer, cache in zip(self._weights.layers, caches, strict=True):
@@ -54,12 +55,12 @@ class TorchModel:
         normed = rms_norm(hidden, self._weights.final_norm, self._spec.norm_epsilon)
         return self._linear(normed, self._weights.head)[:count].float()
 
-    def _attention(self, layer: LayerWeights, x: Tensor, batch: Batch, cache: Tensor) -> Tensor:
+    def _attention(self, layer: LayerWeights, x: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
         spec = self._spec
         qkv = self._linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, spec.head_size)
         rotate_(qkv[:, : spec.head_count + spec.kv_head_count], batch.cos, batch.sin)
-        kv_write(cache, qkv[: batch.slots.shape[0], spec.head_count :], batch.slots)
-        mixed = paged_attention(qkv[:, : spec.head_count], cache, batch.attention, self._scale)
+        kv_write(cache.hot, qkv[: batch.slots.shape[0], spec.head_count :], batch.slots)
+        mixed = paged_attention(qkv[:, : spec.head_count], cache.hot, batch.attention, self._scale, cache.colder)
         return self._linear(mixed, layer.o, layer.o_bias)
 
     def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from services.common.errors import QuireError, Reason
 from services.executor.backends.base import SampleRow, StepInputs
+from services.executor.eval.ages import AgedTable, pieces_between_changes
 from services.executor.eval.text import Passage
-from services.executor.eval.windows import Window, pieces
+from services.executor.eval.windows import Window
 from services.executor.loader import LoadedModel
 
 SCORED_ROWS = 64
@@ -25,11 +26,16 @@ def scored_logits(model: LoadedModel, passage: Passage, window: Window) -> Itera
     tokens = [*passage.prefix, *passage.ids[window.start : window.stop].tolist()]
     last = len(tokens) - 1  # predicts nothing, so it is not computed
     first = last - window.scored  # the logits after this token predict the first scored one
-    for piece in pieces(0, first, STEP_TOKENS):
-        model.backend.step(inputs_for(model, [tokens[piece.start : piece.stop]], piece.start))
-    for piece in pieces(first, last, SCORED_ROWS):
-        inputs = inputs_for(model, [tokens[piece.start : piece.stop]], piece.start)
-        logits = model.backend.logits(inputs, range(len(piece)))
+    table = AgedTable(model, last)
+
+    def inputs(piece: range) -> StepInputs:
+        table.reach(piece.start)
+        return _inputs(model, [tokens[piece.start : piece.stop]], piece.start, [table.block_ids])
+
+    for piece in pieces_between_changes(model, 0, first, STEP_TOKENS):
+        model.backend.step(inputs(piece))
+    for piece in pieces_between_changes(model, first, last, SCORED_ROWS):
+        logits = model.backend.logits(inputs(piece), range(len(piece)))
         if not np.isfinite(logits).all():
             raise not_finite(model)
         yield logits
@@ -38,17 +44,27 @@ def scored_logits(model: LoadedModel, passage: Passage, window: Window) -> Itera
 def inputs_for(
     model: LoadedModel, tokens: Sequence[Sequence[int]], position: int, samples: Sequence[SampleRow] = ()
 ) -> StepInputs:
-    """A step over equally many tokens of each sequence, the first at `position`. They share the pool evenly."""
+    """A step over equally many tokens of each sequence, the first at `position`. They share the hot pool evenly."""
+    needed = -(-(position + len(tokens[0])) // model.shape.block_size)
+    own = model.shape.block_count // len(tokens)
+    return _inputs(model, tokens, position, [range(i * own, i * own + needed) for i in range(len(tokens))], samples)
+
+
+def _inputs(
+    model: LoadedModel,
+    tokens: Sequence[Sequence[int]],
+    position: int,
+    tables: Sequence[Sequence[int]],
+    samples: Sequence[SampleRow] = (),
+) -> StepInputs:
     sequences, count = len(tokens), len(tokens[0])
     end = position + count
-    needed = -(-end // model.shape.block_size)
-    own = model.shape.block_count // sequences
     return StepInputs(
         token_ids=np.array(tokens, np.int32).reshape(-1),
         positions=np.tile(np.arange(position, end, dtype=np.int32), sequences),
         query_starts=np.arange(0, sequences * count + 1, count, dtype=np.int32),
         context_lengths=np.full(sequences, end, np.int32),
-        block_tables=np.array([range(i * own, i * own + needed) for i in range(sequences)], np.int32),
+        block_tables=np.array(tables, np.int32),
         samples=list(samples),
     )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
+from pydantic import ValidationError
 from tqdm import tqdm
 
 from services.common.errors import QuireError, Reason, invalid
@@ -17,10 +19,11 @@ from services.executor.loader import LoadedModel, make_loader
 from services.executor.model_flags import add_model_flags
 from services.executor.models.checkpoint import load_spec
 from services.executor.models.source import resolve
-from services.executor.settings import ExecutorSettings
+from services.executor.settings import ExecutorSettings, KvAges
 
 DEFAULT_CONTEXT = 512
 BLOCK_SIZE = 32
+_KV_SETTINGS = ("kv", "kv_hot_tokens", "kv_warm_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Choice:
     dtype: str
     kv_format: str = "auto"
     instruction_set: str = "auto"
+    kv: Mapping[str, str | int] = field(default_factory=dict)  # settings of KV formats by age that were given
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,20 @@ def base_parser(kind: str, description: str, examples: str) -> argparse.Argument
     return parser
 
 
+def add_kv_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds --kv and its windows; what is not given stays as an executor has it."""
+    fields = ExecutorSettings.model_fields
+    parser.add_argument("--kv", choices=get_args(KvAges), help=fields["kv"].description)
+    for name in _KV_SETTINGS[1:]:
+        described = f"{fields[name].description} (default: {fields[name].default})"
+        parser.add_argument(f"--{name.replace('_', '-')}", type=token_count, metavar="N", help=described)
+
+
 def candidate_choice(options: argparse.Namespace) -> Choice:
     """What the flags of `base_parser` choose."""
     chosen = (options.model, options.backend, options.dtype, options.kv_format, options.instruction_set)
-    return Choice("--model", *chosen)
+    given = {name: value for name in _KV_SETTINGS if (value := getattr(options, name, None)) is not None}
+    return Choice("--model", *chosen, given)
 
 
 def read_text(path: str) -> str:
@@ -92,22 +106,29 @@ def find_frame(choices: list[Choice], context: int | None, stride: int | None) -
 
 
 def load(choice: Choice, threads: int, context: int, sequences: int = 1) -> LoadedModel:
-    """The model, with KV for so many sequences of `context` tokens. Raises the loader's errors after the flag."""
+    """The model, with KV for so many sequences of `context` tokens in each format.
+
+    Raises the loader's errors after the flag, and INVALID_FIELD for windows of formats that contradict each other.
+    """
     # Validated, not constructed: the environment of services does not count here.
-    settings = ExecutorSettings.model_validate(
-        {
-            "model": choice.model,
-            "backend": choice.backend,
-            "dtype": choice.dtype,
-            "kv_format": choice.kv_format,
-            "instruction_set": choice.instruction_set,
-            "threads": threads,
-            "block_size": BLOCK_SIZE,
-            "kv_blocks": sequences * -(-context // BLOCK_SIZE),
-            "max_sequences": sequences,
-            "max_step_tokens": STEP_TOKENS,
-        }
-    )
+    try:
+        settings = ExecutorSettings.model_validate(
+            {
+                "model": choice.model,
+                "backend": choice.backend,
+                "dtype": choice.dtype,
+                "kv_format": choice.kv_format,
+                "instruction_set": choice.instruction_set,
+                "threads": threads,
+                "block_size": BLOCK_SIZE,
+                "kv_blocks": sequences * -(-context // BLOCK_SIZE),
+                "max_sequences": sequences,
+                "max_step_tokens": STEP_TOKENS,
+                **choice.kv,
+            }
+        )
+    except ValidationError as error:
+        raise invalid("--kv-warm-tokens", error.errors()[0]["msg"]) from error
     tell(f"loading {choice.model}")
     with _naming(choice.flag):
         return make_loader(settings)("", choice.model)

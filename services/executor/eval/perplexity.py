@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from services.executor.eval.compute import scored_logits
 from services.executor.eval.measures import Fit, log_likelihoods, summarize_fit
 from services.executor.eval.options import (
     Frame,
+    add_kv_flags,
     base_parser,
     candidate_choice,
     errors_told,
@@ -40,12 +42,14 @@ Errors are standard errors, tokens taken as independent. Bytes are those of the 
 EXAMPLES = """examples:
   quire eval perplexity --text book.txt
   quire eval perplexity --text book.txt --model ~/models/my-llama --dtype fp32 --tokens 20000 --json
-  quire eval perplexity --text book.txt --context 2048 --stride 2048   # windows that do not overlap"""
+  quire eval perplexity --text book.txt --context 2048 --stride 2048   # windows that do not overlap
+  quire eval perplexity --text book.txt --context 4096 --kv hot+warm+cold   # older keys and values in fewer bits"""
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 done, 1 where the model cannot be loaded or computed, 2 for a wrong flag or text."""
     parser = base_parser("perplexity", DESCRIPTION, EXAMPLES)
+    add_kv_flags(parser)
     parser.add_argument("--text", required=True, metavar="FILE", help="the text, UTF-8")
     parser.add_argument("--tokens", type=token_count, metavar="N", help="only the first N tokens of the text")
     options = parser.parse_args(argv)
@@ -58,8 +62,9 @@ def main(argv: Sequence[str]) -> int:
         passage = tokenize(text, model, options.tokens)
         with progress("scored", len(passage.ids)) as done:
             fit = measure(model, passage, frame, done)
-    report = model.describe() | {"text": Path(options.text).name} | asdict(frame) | asdict(fit)
-    print(json.dumps(report) if options.json else _table(model, frame, fit), flush=True)
+    kv = _kv_cost(model, frame.context)
+    report = model.describe() | kv | {"text": Path(options.text).name} | asdict(frame) | asdict(fit)
+    print(json.dumps(report) if options.json else _table(model, frame, fit, kv), flush=True)
     return 0
 
 
@@ -78,13 +83,28 @@ def measure(model: LoadedModel, passage: Passage, frame: Frame, scored: Callable
     return summarize_fit(np.concatenate(found), byte_count)
 
 
-def _table(model: LoadedModel, frame: Frame, fit: Fit) -> str:
+def _kv_cost(model: LoadedModel, length: int) -> dict[str, Any]:
+    """The policy, and bytes of a sequence of so many tokens: under it, and all hot."""
+    shape = model.shape
+    sizes = [shape.block_bytes, *(pool.block_bytes for pool in shape.colder)]
+    counts = model.policy.counts(shape.block_size, length)
+    return {
+        "kv_policy": str(model.policy),
+        "kv_bytes": sum(count * size for count, size in zip(counts, sizes, strict=True)),
+        "kv_bytes_hot": sum(counts) * shape.block_bytes,
+    }
+
+
+def _table(model: LoadedModel, frame: Frame, fit: Fit, kv: dict[str, Any]) -> str:
     lines = [
         model_line(model),
         f"{fit.scored:,} tokens scored, in windows of {frame.context} that begin {frame.stride} apart",
         f"mean negative log likelihood  {fit.nll:9.4f} ± {fit.nll_error:.4f} nats per token",
         f"perplexity                    {fit.perplexity:9.4f} ± {fit.perplexity * fit.nll_error:.4f}",
     ]
+    if kv["kv_policy"]:
+        share = kv["kv_bytes"] / kv["kv_bytes_hot"]
+        lines.append(f"KV of a window                {kv['kv_bytes'] / 2**20:9.2f} MiB, {share:.3f} of all hot")
     if fit.bits_per_byte is not None:
         lines.append(f"bits per byte                 {fit.bits_per_byte:9.4f}")
     return "\n".join(lines)

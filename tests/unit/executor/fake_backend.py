@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from bisect import bisect_right
 
 import numpy as np
 
-from services.executor.backends.base import KvShape, Sampled, StepInputs, StepOutputs, TokenScores
+from services.common.kv_policy import KvPolicy
+from services.executor.backends.base import ColderPool, KvShape, Sampled, StepInputs, StepOutputs, TokenScores
 from services.executor.loader import LoadedModel
 from services.executor.models.spec import ModelSpec
 
 VOCAB = 100
 EOS = 99
 FREE = -1  # what the KV holds where nothing was written
+HOT = KvPolicy()
 SPEC = ModelSpec(
     architecture="fake",
     vocab_size=VOCAB,
@@ -52,6 +55,7 @@ class FakeBackend:
     dtype = kv_format = "fp32"
     device = "none"
     numerics = "exact"
+    computes_from_host_memory = True
 
     def __init__(self, spec: ModelSpec = SPEC) -> None:
         self.spec = spec
@@ -62,17 +66,36 @@ class FakeBackend:
         self.gate: threading.Event | None = None  # each step waits for it
         self.batches: list[list[int]] = []  # tokens per sequence, per step
         self.copies: list[tuple[int, int]] = []
+        self.demotions: list[tuple[int, int]] = []
 
-    def kv_block_bytes(self, block_size: int) -> int:
-        return block_size * 64
+    def kv_block_bytes(self, block_size: int, kv_format: str | None = None) -> int:
+        return block_size * {None: 64, "int8": 16, "int4": 8}[kv_format]
 
     def allocate_kv(self, shape: KvShape) -> None:
-        self.kv = np.full((shape.block_count, shape.block_size), FREE, np.int32)
+        self.shape = shape
+        self.kv = np.full((shape.pool_starts[-1], shape.block_size), FREE, np.int32)
 
     def copy_blocks(self, pairs) -> None:
         for source, destination in pairs:
             self.kv[destination] = self.kv[source]
         self.copies += pairs
+
+    def demote_blocks(self, pairs) -> None:
+        for source, destination in pairs:
+            self.kv[destination] = self.kv[source]
+        self.demotions += pairs
+
+    def read_block(self, block_id):
+        shape = self.shape
+        sizes = [shape.block_bytes, *(pool.block_bytes for pool in shape.colder)]
+        size = sizes[bisect_right(shape.pool_starts, block_id) - 1]
+        return memoryview(self.kv[block_id].tobytes().ljust(size, b"."))
+
+    def write_block(self, block_id, block) -> None:
+        self.kv[block_id] = np.frombuffer(block, np.int32)[: self.kv.shape[1]]
+
+    def host_memory(self, byte_count):
+        return np.zeros(byte_count, np.uint8)
 
     def step(self, inputs: StepInputs) -> StepOutputs:
         if self.gate is not None:
@@ -115,8 +138,16 @@ class FakeBackend:
         return [int(self.kv[inputs.block_tables[s, i // size], i % size]) for i in range(length)]
 
 
-def loaded(backend: FakeBackend, name: str = "fake", source: str = "none", blocks: int = 64) -> LoadedModel:
-    shape = KvShape(4, backend.kv_block_bytes(4), blocks)
+def loaded(
+    backend: FakeBackend,
+    name: str = "fake",
+    source: str = "none",
+    blocks: int = 64,
+    policy: KvPolicy = HOT,
+) -> LoadedModel:
+    """`blocks` in each format."""
+    colder = tuple(ColderPool(age.format, backend.kv_block_bytes(4, age.format), blocks) for age in policy.colder)
+    shape = KvShape(4, backend.kv_block_bytes(4), blocks, colder)
     backend.allocate_kv(shape)
     bundle = bytes(range(256)) * 5000
     return LoadedModel(
@@ -124,6 +155,7 @@ def loaded(backend: FakeBackend, name: str = "fake", source: str = "none", block
         source=source,
         backend=backend,
         shape=shape,
+        policy=policy,
         fingerprint=hashlib.sha256(source.encode()).hexdigest(),
         tokenizer_bundle=bundle,
         tokenizer_fingerprint=hashlib.sha256(bundle).hexdigest(),

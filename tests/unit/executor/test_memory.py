@@ -100,16 +100,16 @@ def demand(**fields):
 
 
 def test_automatic_size_is_a_quarter_but_no_more_than_can_be_used():
-    assert kv_shape(demand(), 1000, 40_000).block_count == 10
-    assert kv_shape(demand(), 1000, 10**9).block_count == 4 * 4
+    assert kv_shape(demand(), [1000], 40_000).block_count == 10
+    assert kv_shape(demand(), [1000], 10**9).block_count == 4 * 4
 
 
 def test_stated_sizes():
-    assert kv_shape(demand(memory=5500), 1000, 10_000).block_count == 5
-    assert kv_shape(demand(blocks=7, memory=1), 1000, 0).block_count == 7
+    assert kv_shape(demand(memory=5500), [1000], 10_000).block_count == 5
+    assert kv_shape(demand(blocks=7, memory=1), [1000], 0).block_count == 7
 
 
 @pytest.mark.parametrize("fields", [{}, {"memory": 100}, {"memory": 10**9}])
 def test_what_does_not_fit_is_refused(fields):
     with pytest.raises(QuireError, match="kv_memory"):
-        kv_shape(demand(**fields), 1000, 3000)
+        kv_shape(demand(**fields), [1000], 3000)

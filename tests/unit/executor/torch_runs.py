@@ -25,7 +25,7 @@ class Runs:
         count = BLOCKS_EACH * MOST_SEQUENCES
         self.backend.allocate_kv(KvShape(BLOCK_SIZE, self.backend.kv_block_bytes(BLOCK_SIZE), count))
         assert self.backend._kv is not None
-        self.backend._kv.fill_(float("nan"))
+        self.backend._kv.hot.fill_(float("nan"))
         self.tables = np.random.default_rng(0).permutation(count).astype(np.int32).reshape(-1, BLOCKS_EACH)
         self.computed = [0] * MOST_SEQUENCES
 

@@ -6,6 +6,7 @@ prefixes or preemption.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 
@@ -25,6 +26,7 @@ from services.executor.backends.cpu.formats import FORMATS
 from services.executor.backends.cpu.load_packed import load_packed
 from services.executor.backends.cpu.packed_file import VERSION as PACKING_VERSION
 from services.executor.backends.cpu.packed_weights import PackedWeights
+from services.executor.backends.cpu.pools import Pools
 from services.executor.backends.cpu.program import build_program
 from services.executor.backends.cpu.samplers import sampler_of
 from services.executor.backends.cpu.support import BLOCK_SIZE
@@ -43,6 +45,7 @@ class CpuBackend:
     """A model in native code. Not thread-safe."""
 
     name = "cpu"
+    computes_from_host_memory = True
 
     def __init__(
         self, spec: ModelSpec, weights: PackedWeights, *, kv_format: str, instruction_set: str, threads: int
@@ -53,6 +56,7 @@ class CpuBackend:
         self.device = f"cpu {instruction_set}, {threads} thread{'s' if threads > 1 else ''}"
         packed = f"{weights.formats} (packing {PACKING_VERSION})"
         self.numerics = f"cpu {_native.VERSION} {instruction_set} {packed} kv {kv_format}"
+        self._pools = Pools((0, 0), [_native_name(kv_format)])
         pool = _native.ThreadPool(threads)
         try:
             self._model = _native.Model(build_program(spec, weights), weights.buffer, pool, instruction_set)
@@ -88,31 +92,64 @@ class CpuBackend:
             instruction_set = _native.instruction_sets()[-1]
         return cls(spec, weights, kv_format=kv_format, instruction_set=instruction_set, threads=threads)
 
-    def kv_block_bytes(self, block_size: int) -> int:
+    def kv_block_bytes(self, block_size: int, kv_format: str | None = None) -> int:
         if block_size != BLOCK_SIZE:
             raise ValueError(f"a block has {BLOCK_SIZE} slots, not {block_size}")
-        return self._model.kv_block_bytes(_native_name(self.kv_format))
+        return self._model.kv_block_bytes(_native_name(kv_format or self.kv_format))
 
     def allocate_kv(self, shape: KvShape) -> None:
-        self._model.allocate_kv(shape.block_count, _native_name(self.kv_format))
+        formats = [self.kv_format, *(pool.format for pool in shape.colder)]
+        counts = [shape.block_count, *(pool.block_count for pool in shape.colder)]
+        for kv_format, count in zip(formats, counts, strict=True):
+            self._model.allocate_kv(count, _native_name(kv_format))
+        self._starts = shape.pool_starts
+        self._blocks = [self._model.kv_blocks(_native_name(kv_format)) for kv_format in formats]
+        self._pools = Pools(shape.pool_starts, [_native_name(kv_format) for kv_format in formats])
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._model.copy_blocks(np.array(pairs, np.int32).reshape(-1, 2))
 
+    def read_block(self, block_id: int) -> memoryview:
+        return self._block(block_id).data
+
+    def write_block(self, block_id: int, block: memoryview) -> None:
+        self._block(block_id)[:] = np.frombuffer(block, np.uint8)
+
+    def host_memory(self, byte_count: int) -> NDArray[np.uint8]:
+        return np.zeros(byte_count, np.uint8)
+
+    def _block(self, block_id: int) -> NDArray[np.uint8]:
+        """A view of the block's bytes."""
+        pool = bisect_right(self._starts, block_id) - 1
+        found: NDArray[np.uint8] = self._blocks[pool][block_id - self._starts[pool]]
+        return found
+
+    def demote_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, target, inside in self._pools.runs(pairs):
+            self._model.narrow_blocks(inside, source, target)
+
     def step(self, inputs: StepInputs) -> StepOutputs:
         samples = inputs.samples
+        arrays, formats = self._arrays(inputs)
         token_ids, row_scores, prompt_scores = self._model.step(
-            *_arrays(inputs),
+            *arrays,
             np.array([sample.row for sample in samples], np.int32),
             [sampler_of(sample, self.spec.vocab_size) for sample in samples],
             np.array([len(sample.output_ids) for sample in samples], np.int32),
             [(part.first_row, np.array(part.targets, np.int32), part.count) for part in inputs.prompt_scores],
+            block_formats=formats,
         )
         sampled = [_sampled(token, scores) for token, scores in zip(token_ids.tolist(), row_scores, strict=True)]
         return StepOutputs(sampled, [TokenScores(*scores) for scores in prompt_scores])
 
     def logits(self, inputs: StepInputs, rows: Sequence[int]) -> NDArray[np.float32]:
-        return self._model.logits(*_arrays(inputs), np.array(rows, np.int32))
+        arrays, formats = self._arrays(inputs)
+        return self._model.logits(*arrays, np.array(rows, np.int32), block_formats=formats)
+
+    def _arrays(self, inputs: StepInputs) -> tuple[tuple[Int32, Int32, Int32, Int32, Int32], NDArray[np.uint8] | None]:
+        """What describes a step to native code: the arrays, and the formats of blocks where these differ."""
+        tables, formats = self._pools.split(inputs.block_tables)
+        return (inputs.token_ids, inputs.positions, inputs.query_starts, inputs.context_lengths, tables), formats
 
 
 def dtype_of(weights: PackedWeights) -> str:
@@ -127,10 +164,6 @@ def dtype_of(weights: PackedWeights) -> str:
 def _native_name(format_: str) -> str:
     """What the native code calls a number format."""
     return "f32" if format_ == "fp32" else format_
-
-
-def _arrays(inputs: StepInputs) -> tuple[Int32, Int32, Int32, Int32, Int32]:
-    return inputs.token_ids, inputs.positions, inputs.query_starts, inputs.context_lengths, inputs.block_tables
 
 
 def _sampled(token_id: int, scores: _Scores | None) -> Sampled | None:
