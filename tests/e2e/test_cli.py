@@ -96,6 +96,20 @@ def test_generate_prints_text_or_json(cli: Cli) -> None:
     assert answer["finish_reason"] == "stop"
 
 
+def test_kv_in_full_is_what_was_planned(cli: Cli) -> None:
+    cli("generate", "a", "--temperature", "0")
+    kv = cli.json("status", "--kv")["kv"]
+    (pool,) = (pool for pool in kv["pools"] if pool["model"] == "tiny")
+    assert (pool["tier"], pool["format"], pool["free"] + pool["cached"] + pool["leased"]) == (
+        "device", "fp32", pool["blocks"]
+    )  # fmt: skip
+    assert kv["violations"] == []
+    assert kv["prefix"]["query_tokens"] > 0
+    plan = cli.json("plan", "--model", str(cli.model), "--memory", "1GiB")
+    assert plan["policies"][0]["pools"][0]["block_bytes"] == pool["block_bytes"]
+    assert "device  fp32" in cli("status", "--kv").stdout
+
+
 def test_a_server_error_is_one_line(cli: Cli) -> None:
     done = cli("generate", "a", "--model", "nobody", check=False)
     assert done.returncode == 1
