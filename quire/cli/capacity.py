@@ -10,7 +10,7 @@ from services.executor.kv_bytes import KvDims, block_bytes, most_blocks_by_age, 
 
 BLOCK_SIZE = 32
 """Token slots of a block of the cpu backend."""
-COLDER_FORMATS = ("int8", "int4")
+NARROW_FORMATS = ("int8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def fits(dims: KvDims, hot_format: str, memory: int, context: int) -> tuple[list
         )
 
     half = hot_format if hot_format != "fp32" else "bf16"
-    whole = [fit(format_, KvPolicy(), [format_]) for format_ in ("fp32", half, *COLDER_FORMATS)]
+    whole = [fit(format_, KvPolicy(), [format_]) for format_ in ("fp32", half, *NARROW_FORMATS)]
     policies = [(name, KvPolicy.named(name)) for name in NAMES]
     by_age = [fit(name, policy, [hot_format, *(age.format for age in policy.colder)]) for name, policy in policies]
     return whole, by_age
