@@ -18,6 +18,7 @@ COMMANDS = {
     "models": "list, load, unload or reload models",
     "bench": "measure the engine or a whole serving stack",
     "eval": "measure how well a model computes: perplexity, agreement with a reference",
+    "simulate": "replay a recorded load over the prefix cache, without a model",
     "serve": "run one service in the foreground (compose, Kubernetes)",
     "health": "ask a service whether it is ready",
 }

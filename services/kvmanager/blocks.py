@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from services.kvmanager.eviction import EvictionPolicy, LeafLru, PolicyFactory
@@ -91,6 +91,9 @@ class BlockPool:
     def state(self, block: int) -> BlockState:
         return BlockState(self._states[block])
 
+    def are_keyed(self, blocks: Iterable[int]) -> bool:
+        return all(map(self._keyed.__getitem__, blocks))
+
     def is_keyed(self, block: int) -> bool:
         return bool(self._keyed[block])
 
@@ -120,15 +123,12 @@ class BlockPool:
         blocks = self._free[len(self._free) - from_free :].tolist()
         blocks.reverse()
         del self._free[len(self._free) - from_free :]
-        policy, owners = self.policy, self._owners
-        evicted, losers = [], []
-        for _ in range(count - from_free):
-            block = policy.evict(owner)
-            policy.forget(block)
+        owners = self._owners
+        evicted = self.policy.evict(count - from_free, owner)
+        losers = [owners[block] for block in evicted]
+        for block, loser in zip(evicted, losers, strict=True):
             self._keyed[block] = 0
-            evicted.append(block)
-            losers.append(owners[block])
-            self.owned_counts[owners[block]] -= 1
+            self.owned_counts[loser] -= 1
         blocks += evicted
         for block in blocks:
             self._references[block] = 1
@@ -180,9 +180,24 @@ class BlockPool:
             if priority or pin_end:
                 self.policy.retain(block, priority, pin_end)
             if count == 1:
-                self.policy.add(block)
+                self.policy.add((block,))
         elif count == 1:
             self._release(block)
+
+    def drop_all(self, blocks: Sequence[int], priority: int = 0, pin_end: float = 0.0) -> None:
+        """As `drop` for each of these distinct blocks, which have content, in this order."""
+        references, policy = self._references, self.policy
+        if len(set(blocks)) < len(blocks) or not all(map(references.__getitem__, blocks)) or not self.are_keyed(blocks):
+            raise ValueError("these blocks are not distinct and held with content: freed twice")
+        if priority or pin_end:
+            for block in blocks:
+                policy.retain(block, priority, pin_end)
+        idle = []
+        for block in blocks:
+            references[block] -= 1
+            if not references[block]:
+                idle.append(block)
+        policy.add(idle)
 
     def advance(self, block: int, state: BlockState) -> None:
         """Moves a held block forward: reserved, pending, ready."""
@@ -215,7 +230,7 @@ class BlockPool:
             self.policy.remove([block])
         self.policy.retain(block, priority, pin_end)
         if is_idle:
-            self.policy.add(block)
+            self.policy.add((block,))
 
     def restore(self, blocks: Sequence[int]) -> None:
         """Makes distinct free blocks cached ones, oldest first: content known from before."""
@@ -224,7 +239,7 @@ class BlockPool:
             self._states[block] = BlockState.READY
             self._keyed[block] = 1
             self._owners[block] = UNOWNED
-            self.policy.add(block)
+        self.policy.add(blocks)
         self._own(UNOWNED, len(blocks))
 
     def _take_out(self, blocks: Sequence[int]) -> None:

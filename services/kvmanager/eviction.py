@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
@@ -27,14 +28,14 @@ class EvictionPolicy(Protocol):
     def is_pinned(self, block: int) -> bool:
         """Whether an idle block cannot be evicted now."""
 
-    def add(self, block: int) -> None:
-        """A block became idle: it was used just now."""
+    def add(self, blocks: Sequence[int]) -> None:
+        """Blocks became idle, the last one last: they were used just now."""
 
     def remove(self, blocks: Sequence[int]) -> None:
         """Idle blocks are so no more."""
 
-    def evict(self, asker: int) -> int:
-        """Chooses a block in favour of that owner, and removes it. Only asked where one can be evicted."""
+    def evict(self, count: int, asker: int) -> list[int]:
+        """Chooses blocks in favour of that owner, removes and forgets them. Only asked where so many can be evicted."""
 
     def retain(self, block: int, priority: int, pin_end: float) -> None:
         """A user of a block that is not idle wants at least so much for it."""
@@ -86,6 +87,7 @@ class LeafLru:
         self._shares = Shares(count)
         self._priorities = bytearray(count)
         self._pin_ends = array("d", bytes(8 * count))
+        self._last_pin_end = 0.0
 
     @property
     def idle_count(self) -> int:
@@ -98,20 +100,22 @@ class LeafLru:
     def is_pinned(self, block: int) -> bool:
         return self._pin_ends[block] > self._now
 
-    def add(self, block: int) -> None:
-        self._idle_count += 1
-        end = self._pin_ends[block]
-        if end <= self._now:
-            self._enqueue(block)
+    def add(self, blocks: Sequence[int]) -> None:
+        self._idle_count += len(blocks)
+        if self._last_pin_end <= self._now and not self._shares.exist:
+            for priority, alike in itertools.groupby(blocks, self._priorities.__getitem__):
+                self._queue.append_all(alike, priority)
             return
-        self._pins.add(block, end)
-        self._shares.pin(self._owners[block], 1)
-        if self._pins.count > self._pin_limit:
-            self._end_pin()
+        for block in blocks:
+            end = self._pin_ends[block]
+            if end <= self._now:
+                self._enqueue(block)
+            else:
+                self._pin(block, end)
 
     def remove(self, blocks: Sequence[int]) -> None:
         self._idle_count -= len(blocks)
-        if not self._pins.count and not self._shares:
+        if not self._pins.count and not self._shares.exist:
             self._rings.remove_all(blocks)
             return
         for block in blocks:
@@ -122,20 +126,22 @@ class LeafLru:
             else:
                 self._shares.remove(block, self._owners[block])
 
-    def evict(self, asker: int) -> int:
-        block = self._shares.first(asker)
-        if block is None:
-            block = self._queue.first()
-        if block is None:
-            raise ValueError("no block can be evicted")
-        self._idle_count -= 1
-        self._rings.remove(block)
-        self._shares.remove(block, self._owners[block])
-        return block
+    def evict(self, count: int, asker: int) -> list[int]:
+        if self._shares.exist:
+            evicted = [self._evict_by_quota(asker) for _ in range(count)]
+        else:
+            evicted = list(itertools.islice(self._queue.blocks(), count))
+            self._rings.remove_all(evicted)
+        self._idle_count -= count
+        for block in evicted:
+            self._priorities[block] = 0
+            self._pin_ends[block] = 0.0
+        return evicted
 
     def retain(self, block: int, priority: int, pin_end: float) -> None:
         self._priorities[block] = max(self._priorities[block], priority)
         self._pin_ends[block] = max(self._pin_ends[block], pin_end)
+        self._last_pin_end = max(self._last_pin_end, pin_end)
 
     def forget(self, block: int) -> None:
         self._priorities[block] = 0
@@ -163,6 +169,22 @@ class LeafLru:
     def order(self) -> Iterator[int]:
         yield from self._queue.blocks()
         yield from self._pins.blocks()
+
+    def _evict_by_quota(self, asker: int) -> int:
+        block = self._shares.first(asker)
+        if block is None:
+            block = self._queue.first()
+        if block is None:
+            raise ValueError("no block can be evicted")
+        self._rings.remove(block)
+        self._shares.remove(block, self._owners[block])
+        return block
+
+    def _pin(self, block: int, end: float) -> None:
+        self._pins.add(block, end)
+        self._shares.pin(self._owners[block], 1)
+        if self._pins.count > self._pin_limit:
+            self._end_pin()
 
     def _enqueue(self, block: int) -> None:
         priority = self._priorities[block]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.kvmanager.blocks import UNOWNED, BlockPool, BlockState
+from services.kvmanager.blocks import UNOWNED, BlockPool, BlockState, Taken
 from services.kvmanager.events import ExecutorEvents
 from services.kvmanager.eviction import LeafLru, PolicyFactory
 from services.kvmanager.keys import ROOT
@@ -85,11 +86,8 @@ class Pool:
         if self.blocks.owned_counts[UNOWNED]:
             self.blocks.adopt(matched, owner)
         taken = self.blocks.take(new_count, owner)
-        for block, loser in zip(taken.evicted, taken.losers, strict=True):
-            self._removed(self.index.remove(block))
-            self.times.evicted(block, self._now)
-            self.namespaces.use(loser).evicted_count += 1
-        self.evicted_count += len(taken.evicted)
+        if taken.evicted:
+            self._evicted(taken)
         return [*matched, *taken.blocks]
 
     def claim(self, blocks: Sequence[int], namespace: str = "") -> None:
@@ -127,22 +125,12 @@ class Pool:
         Where a leading block has no key because another block had the same content first, that one counts as used
         now, so that it does not go before the blocks that follow it. `retention` is for the first `retained` blocks.
         """
-        priority, pin_end = self._wanted(blocks, retention)
-        for position in range(len(blocks) - 1, -1, -1):
-            block = blocks[position]
-            if not self.blocks.is_keyed(block) and position < len(keys):
-                twin = self.index.find(keys[position])
-                self.blocks.drop(block)
-                if twin is None:
-                    continue
-                block, leave = twin, self.blocks.touch
-            else:
-                leave = self.blocks.drop
-            if position < retained:
-                leave(block, priority, pin_end)
-            else:
-                leave(block)
-            self.times.used(block, self._now)
+        self.times.used(blocks, self._now)
+        retained = min(retained, len(keys))
+        for block in reversed(blocks[len(keys) :]):
+            self.blocks.drop(block)
+        self._leave(blocks[retained : len(keys)], keys[retained:], 0, 0.0)
+        self._leave(blocks[:retained], keys[:retained], *self._wanted(blocks, retention))
 
     def count_lookup(self, namespace: str, query_tokens: int, hit_tokens: int, deepest: int | None = None) -> None:
         """A prompt was looked up here and its prefix of `hit_tokens` found, `deepest` the block that it ends in."""
@@ -178,6 +166,25 @@ class Pool:
         for key, block in list(self.index.items()):
             if content.get(block) != key:
                 self._forget(block)
+
+    def _leave(self, blocks: Sequence[int], keys: Sequence[bytes], priority: int, pin_end: float) -> None:
+        if self.blocks.are_keyed(blocks):
+            self.blocks.drop_all(blocks[::-1], priority, pin_end)
+            return
+        for block, key in zip(reversed(blocks), reversed(keys), strict=True):
+            is_twin = not self.blocks.is_keyed(block)
+            self.blocks.drop(block, priority, pin_end)
+            twin = self.index.find(key) if is_twin else None
+            if twin is not None:
+                self.blocks.touch(twin, priority, pin_end)
+
+    def _evicted(self, taken: Taken) -> None:
+        self.evicted_count += len(taken.evicted)
+        self.times.evicted(taken.evicted, self._now)
+        for block in taken.evicted:
+            self._removed(self.index.remove(block))
+        for loser, count in Counter(taken.losers).items():
+            self.namespaces.use(loser).evicted_count += count
 
     def _forget(self, block: int) -> None:
         self._removed(self.index.remove(block))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -48,7 +49,6 @@ def parse_quotas(text: str) -> Mapping[str, Quota]:
 
 
 def _share(percent: str) -> Quota:
-    share = float(percent) / 100
-    if not 0 <= share <= 1:
+    if not re.fullmatch(r"\d+(\.\d+)?", percent) or float(percent) > 100:
         raise ValueError(f"{percent}% is no share of a pool")
-    return Quota(share=share)
+    return Quota(share=float(percent) / 100)

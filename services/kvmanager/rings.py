@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from services.kvmanager.retention import PRIORITIES
 
@@ -45,8 +45,17 @@ class Rings:
         older, newer = self._older[block], self._newer[block]
         self._newer[older], self._older[newer] = newer, older
 
-    def remove_all(self, blocks: Sequence[int]) -> None:
-        """Takes blocks out of the rings that they are in."""
+    def append_all(self, ring: int, blocks: Iterable[int]) -> None:
+        """As `append` for each block in this order."""
+        newer, older = self._newer, self._older
+        newest = older[ring]
+        for block in blocks:
+            newer[newest], older[block] = block, newest
+            newest = block
+        newer[newest], older[ring] = ring, newest
+
+    def remove_all(self, blocks: Iterable[int]) -> None:
+        """As `remove` for each block."""
         newers, olders = self._newer, self._older
         for block in blocks:
             older, newer = olders[block], newers[block]
@@ -78,10 +87,14 @@ class PriorityQueue:
 
     def append(self, block: int, priority: int) -> None:
         """Makes a block that is in no ring the newest of its priority."""
+        self.append_all((block,), priority)
+
+    def append_all(self, blocks: Iterable[int], priority: int) -> None:
+        """As `append` for each block in this order."""
         ring = self._ring_of[priority]
         if ring is None:
             ring = self._ring_of[priority] = self._rings.open()
-        self._rings.append(ring, block)
+        self._rings.append_all(ring, blocks)
         self._occupied |= 1 << priority
 
     def remove(self, block: int) -> None:

@@ -21,18 +21,17 @@ class Shares:
     """The owners that have a quota, and those among them that are above it. Eight bytes a block once there is one."""
 
     def __init__(self, count: int) -> None:
+        self.exist = False
         self._count = count
         self._rings: Rings | None = None
         self._by_owner: dict[int, Share] = {}
         self._above: dict[int, Share] = {}  # in the order in which they came to be so
 
-    def __bool__(self) -> bool:
-        return bool(self._by_owner)
-
     def open(self, owner: int, quota: int) -> None:
         """Gives an owner that has no blocks a quota."""
         if self._rings is None:
             self._rings = Rings(self._count)
+        self.exist = True
         self._by_owner[owner] = Share(quota, PriorityQueue(self._rings))
 
     def close(self, owner: int) -> None:

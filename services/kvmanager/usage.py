@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 BOUNDS = tuple(step * 10.0**power for power in range(-2, 5) for step in (1, 2, 5))
@@ -20,9 +21,9 @@ class Histogram:
         self.total = 0.0
         self.counts = [0] * (len(BOUNDS) + 1)  # up to each bound; the last is what lies beyond
 
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.total += seconds
+    def observe(self, seconds: float, count: int = 1) -> None:
+        self.counts[bisect_left(BOUNDS, seconds)] += count
+        self.total += seconds * count
 
     def cumulative(self) -> list[tuple[str, int]]:
         """Counts up to each bound, as Prometheus has them."""
@@ -111,15 +112,18 @@ class Times:
     def stored(self, block: int, now: float) -> None:
         self._stored[block] = self._used[block] = now
 
-    def used(self, block: int, now: float) -> None:
-        self._used[block] = now
+    def used(self, blocks: Iterable[int], now: float) -> None:
+        used = self._used
+        for block in blocks:
+            used[block] = now
 
     def found(self, block: int, now: float) -> None:
         self.reuse_gap.observe(now - self._used[block])
 
-    def evicted(self, block: int, now: float) -> None:
-        self.lifetime.observe(now - self._stored[block])
-        self.idle_before_eviction.observe(now - self._used[block])
+    def evicted(self, blocks: Iterable[int], now: float) -> None:
+        for (stored, used), count in Counter((self._stored[block], self._used[block]) for block in blocks).items():
+            self.lifetime.observe(now - stored, count)
+            self.idle_before_eviction.observe(now - used, count)
 
 
 def _at(counts: Sequence[int], owner: int) -> int:
