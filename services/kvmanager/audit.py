@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -33,16 +34,26 @@ def find_violations(executors: Mapping[str, Executor], sessions: Iterable[Sessio
         problems.append("sessions and executors name different sequences")
     for executor in executors.values():
         books = {id(pool): _read(pool) for pool in executor.pools}
-        holders: dict[int, list[GroupHolding]] = {id(pool): [] for pool in executor.pools}
+        held: dict[int, list[int]] = {id(pool): [] for pool in executor.pools}
         for holding in executor.holdings:
             for group in holding.groups:
-                holders[id(group.pool)].append(group)
-                found = _check_group(holding, group, books[id(group.pool)])
+                for demotion in group.pending:
+                    held[id(group.ages[demotion.age])].append(demotion.block)
+                found = _check_group(holding, group, books, held)
                 problems += [f"sequence {holding.sequence_id}: {problem}" for problem in found]
+        for move in executor.moves:
+            held[id(move.source)].append(move.source_block)
+            held[id(move.destination)].append(move.destination_block)
         for pool in executor.pools:
             name = f"{executor.spec.executor_id} pool {pool.spec.pool_id}"
-            found = _check_pool(pool, books[id(pool)], holders[id(pool)])
+            found = _check_pool(pool, books[id(pool)], held[id(pool)])
             problems += [f"{name}: {problem}" for problem in found]
+        for place in executor.places:
+            problems += [
+                f"{executor.spec.executor_id}: a block is said to be computed by sequence {holding.sequence_id}"
+                for holding in place.filling.values()
+                if holding not in executor.holdings
+            ]
     return problems
 
 
@@ -53,13 +64,12 @@ def _read(pool: Pool) -> Books:
     )
 
 
-def _check_pool(pool: Pool, books: Books, holders: Sequence[GroupHolding]) -> Iterable[str]:
+def _check_pool(pool: Pool, books: Books, held: Sequence[int]) -> Iterable[str]:
     blocks, count = pool.blocks, pool.blocks.count
-    held = _joined([group.blocks for group in holders])
-    expected = np.bincount(held, minlength=count)
+    expected = np.bincount(np.asarray(held, np.int64), minlength=count)
     for block in np.flatnonzero(books.references != expected).tolist():
         yield f"block {block} counts {books.references[block]} holders and has {expected[block]}"
-    free, cached = _joined([blocks.free_order()]), _joined([blocks.eviction_order()])
+    free, cached = (np.asarray(order, np.int64) for order in (blocks.free_order(), blocks.eviction_order()))
     leased = np.flatnonzero(books.references)
     if not np.array_equal(np.sort(np.concatenate([free, cached, leased])), np.arange(count)):
         yield f"free {len(free)} + cached {len(cached)} + leased {len(leased)} are not the {count} blocks"
@@ -78,19 +88,30 @@ def _check_pool(pool: Pool, books: Books, holders: Sequence[GroupHolding]) -> It
         yield f"block {block} can be found and is {BlockState(books.states[block]).name}"
 
 
-def _check_group(holding: Holding, group: GroupHolding, books: Books) -> Iterable[str]:
-    """Keys and states follow the computed length: ready below it, pending where it ends, reserved above."""
+def _check_group(
+    holding: Holding, group: GroupHolding, books: Mapping[int, Books], held: Mapping[int, list[int]]
+) -> Iterable[str]:
+    """Keys and states follow the computed length: ready below it, pending where it ends, reserved above.
+
+    Notes in `held` which blocks the group's table names.
+    """
     full, part = divmod(holding.computed, group.pool.spec.block_size)
     if len(group.keys) != full:
         yield f"{len(group.keys)} keys for {full} full blocks"
+    if not group.demoted:
+        held[id(group.pool)].extend(group.blocks)
+        states = books[id(group.pool)].states[np.asarray(group.blocks, np.int64)]
+    else:
+        pools = [group.ages[group.demoted.get(position, 0)] for position in range(len(group.blocks))]
+        for pool, block in zip(pools, group.blocks, strict=True):
+            held[id(pool)].append(block)
+        found = [books[id(pool)].states[block] for pool, block in zip(pools, group.blocks, strict=True)]
+        states = np.array(found, np.uint8)
     expected = np.full(len(group.blocks), RESERVED, np.uint8)
     expected[:full] = READY
     expected[full : full + bool(part)] = PENDING
-    states = books.states[_joined([group.blocks])]
     for position in np.flatnonzero(states != expected).tolist():
         names = BlockState(states[position]).name, BlockState(expected[position]).name
         yield f"block {group.blocks[position]} at {position} is {names[0]}, not {names[1]}"
-
-
-def _joined(lists: Iterable[Sequence[int]]) -> NDArray[np.int64]:
-    return np.concatenate([np.empty(0, np.int64), *(np.asarray(blocks, np.int64) for blocks in lists)])
+    if any(later.length < earlier.length for earlier, later in itertools.pairwise(group.pending)):
+        yield "demotions are out of order"

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.kvmanager.holdings import Holding
-from services.kvmanager.keys import KEY_BYTES
+from services.common.kv_policy import HOT_ONLY, KvPolicy
+from services.kvmanager.holdings import Holding, Session
+from services.kvmanager.keys import KEY_BYTES, KeySpace
+from services.kvmanager.moves import Moves
 from services.kvmanager.pools import Pool, PoolSpec
+
+DEVICE = 1
+"""The tier that sequences compute from, as a number of the wire."""
+FORMATS = {"fp8": 4, "int8": 5, "int4": 6}
+"""Numbers of the wire of the formats that a policy names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +25,12 @@ class ExecutorSpec:
     executor_id: str
     model_fingerprint: str  # empty while no model is loaded
     pools: tuple[PoolSpec, ...]
+    policy: KvPolicy = HOT_ONLY
+
+
+def policy_formats(policy: KvPolicy) -> list[int]:
+    """The wire's numbers of the formats of age 1, 2, ..."""
+    return [FORMATS[colder.format] for colder in policy.colder]
 
 
 class InventoryBlock(NamedTuple):
@@ -28,10 +41,16 @@ class InventoryBlock(NamedTuple):
     key: bytes
 
 
-class Place(NamedTuple):
-    """Where a sequence can live: one pool per cache group, all on the same nodes."""
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where a sequence can live: the device pools of every cache group by age, hot first, all on the same nodes."""
 
-    pools: tuple[Pool, ...]
+    groups: tuple[tuple[Pool, ...], ...]
+    pools: tuple[Pool, ...] = ()  # the hot ones
+    filling: dict[bytes, Holding] = field(default_factory=dict)  # keys of blocks that a sequence is computing
+
+    def __post_init__(self) -> None:
+        self.pools = tuple(ages[0] for ages in self.groups)
 
     @property
     def node(self) -> int:
@@ -41,28 +60,40 @@ class Place(NamedTuple):
 class Executor:
     """Pools and epochs of one executor. Outlives its connection as long as sequences hold its blocks."""
 
-    def __init__(self, spec: ExecutorSpec, epoch: int) -> None:
+    def __init__(self, spec: ExecutorSpec, epoch: int, operation_ids: Iterator[int]) -> None:
         self.spec = spec
         self.pools = [Pool(pool) for pool in spec.pools]
-        self.places = _places(self.pools)
+        self.places = _places(self.pools, spec.policy)
         self.epoch = epoch  # the newest one heard of
         self.closed_through = -1  # nothing runs any more in this epoch and older ones
         self.connected = True
         self.holdings: set[Holding] = set()
+        self.moves = Moves(self.pools, DEVICE, operation_ids)
+        self.scheduler: Session | None = None  # whose plans it takes
+
+    def obey(self, session: Session) -> None:
+        """A scheduler places sequences here; an executor has one scheduler."""
+        self.scheduler = session
+
+    @property
+    def hot_pools(self) -> list[Pool]:
+        """Where new blocks come from."""
+        return [pool for place in self.places for pool in place.pools]
 
     @property
     def available_count(self) -> int:
-        return sum(pool.blocks.available_count for pool in self.pools)
+        return sum(pool.blocks.available_count for pool in self.hot_pools)
 
     @property
     def block_count(self) -> int:
-        return sum(pool.blocks.count for pool in self.pools)
+        return sum(pool.blocks.count for pool in self.hot_pools)
 
-    def takes(self, model_fingerprint: str, epoch: int) -> bool:
+    def takes(self, key_space: KeySpace, epoch: int) -> bool:
         """Whether sequences of that epoch may be placed here. A scheduler may know a newer epoch before we do."""
         return (
             self.connected
-            and self.spec.model_fingerprint == model_fingerprint
+            and self.spec.model_fingerprint == key_space.model_fingerprint
+            and str(self.spec.policy) == key_space.kv_policy
             and epoch >= self.epoch
             and epoch > self.closed_through
         )
@@ -108,9 +139,16 @@ class Executor:
         return content, refused
 
 
-def _places(pools: Sequence[Pool]) -> list[Place]:
-    """Pools that belong together: those on the same nodes, ordered by group. Registration saw to it that none lacks."""
-    by_nodes: dict[tuple[int, ...], list[Pool]] = {}
+def _places(pools: Sequence[Pool], policy: KvPolicy) -> list[Place]:
+    """Device pools that belong together: those on the same nodes. Registration saw to it that none lacks."""
+    by_nodes: dict[tuple[int, ...], dict[int, list[Pool]]] = {}
     for pool in pools:
-        by_nodes.setdefault(pool.spec.nodes, []).append(pool)
-    return [Place(tuple(sorted(group, key=lambda pool: pool.spec.group_id))) for group in by_nodes.values()]
+        if pool.spec.tier == DEVICE:
+            by_nodes.setdefault(pool.spec.nodes, {}).setdefault(pool.spec.group_id, []).append(pool)
+    ages = {format_: age for age, format_ in enumerate(policy_formats(policy), 1)}
+    return [
+        Place(
+            tuple(tuple(sorted(group, key=lambda p: ages.get(p.spec.format, 0))) for _, group in sorted(groups.items()))
+        )
+        for groups in by_nodes.values()
+    ]

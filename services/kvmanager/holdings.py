@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from services.common.kv_policy import KvPolicy
 from services.kvmanager.blocks import BlockState
-from services.kvmanager.keys import ROOT, block_keys, pack
+from services.kvmanager.copies import CopyPlan, Demotion
+from services.kvmanager.keys import ROOT, KeySpace, block_keys, pack
 from services.kvmanager.pools import Pool
+from services.kvmanager.retention import NO_RETENTION, Retention
 
 if TYPE_CHECKING:
-    from services.kvmanager.executors import Executor
+    from services.kvmanager.executors import Executor, Place
+    from services.kvmanager.reservations import Restated
 
 
 class Refused(ValueError):
@@ -30,17 +35,100 @@ class Sealed(NamedTuple):
 
 @dataclass(slots=True)
 class GroupHolding:
-    """A sequence's blocks in one cache group."""
+    """A sequence's blocks in one cache group. `ages` are the group's pools, hot first."""
 
-    pool: Pool
-    key_prefix: bytes
-    blocks: list[int]  # in order of position
+    ages: tuple[Pool, ...]
+    blocks: list[int]  # in order of position, each within the pool of its age
     keys: list[bytes]  # of the leading, full blocks
+    known_keys: list[bytes]  # of full blocks of the tokens that it began with, computed or not
+    key_space: KeySpace
+    retention: Retention = NO_RETENTION  # of the prompt's blocks
+    demoted: dict[int, int] = field(default_factory=dict)  # position -> age, of those that are not hot
+    pending: deque[Demotion] = field(default_factory=deque)  # by ascending length
+
+    @property
+    def pool(self) -> Pool:
+        """The pool of new blocks."""
+        return self.ages[0]
 
     @property
     def slots(self) -> int:
         """Tokens that fit."""
         return len(self.blocks) * self.pool.spec.block_size
+
+    def block_ids(self) -> list[int]:
+        """The block table as the executor has it now."""
+        if not self.demoted:
+            return self.pool.ids(self.blocks)
+        first = [pool.spec.first_block_id for pool in self.ages]
+        return [first[self.demoted.get(position, 0)] + block for position, block in enumerate(self.blocks)]
+
+    def copies(self, policy: KvPolicy, after: int, through: int) -> CopyPlan:
+        """What growing from `after` to `through` slots takes of colder pools."""
+        return CopyPlan(self.ages, policy.changes(self.pool.spec.block_size, after, through), self._key)
+
+    def settle(self, tokens: array[int], computed: int) -> list[Sealed]:
+        """Keys the blocks wholly below `computed`, then applies the demotions that lie behind it."""
+        pool, first = self.pool, len(self.keys)
+        size = pool.spec.block_size
+        full, part = divmod(computed, size)
+        sealed = []
+        if full > first:
+            packed = pack(tokens, first * size, full * size)
+            parent = self.keys[-1] if self.keys else ROOT
+            for at, key in enumerate(self._new_keys(packed, full, parent)):
+                block, width = self.blocks[first + at], 4 * size
+                self.keys.append(key)
+                if pool.settle(block, key, parent, packed[at * width : (at + 1) * width], self.key_space.adapter):
+                    sealed.append(Sealed(pool.spec.group_id, pool.spec.first_block_id + block, key))
+                parent = key
+        if part:
+            pool.blocks.advance(self.blocks[full], BlockState.PENDING)
+        while self.pending and self.pending[0].length < computed:
+            sealed += self._demote(self.pending.popleft(), tokens)
+        return sealed
+
+    def release(self) -> None:
+        """Gives all blocks back; the holding is of no use afterwards."""
+        for demotion in self.pending:
+            self.ages[demotion.age].release([demotion.block], ())
+        if not self.demoted:
+            self.pool.release(self.blocks, self.keys, self.retention, len(self.known_keys))
+            return
+        for age, pool in enumerate(self.ages):
+            positions = [p for p in range(len(self.blocks)) if self.demoted.get(p, 0) == age]
+            keys = [self.keys[p] for p in positions if p < len(self.keys)]
+            retained = sum(p < len(self.known_keys) for p in positions)
+            pool.release([self.blocks[p] for p in positions], keys, self.retention, retained)
+
+    def _new_keys(self, packed: bytes, full: int, parent: bytes) -> list[bytes]:
+        """Keys of the blocks from `keys` on up to `full`, whose tokens are `packed`."""
+        first, size = len(self.keys), self.pool.spec.block_size
+        known = self.known_keys[first:full]
+        if first + len(known) == full:
+            return known
+        rest = packed[4 * size * len(known) :]
+        prefix = self.key_space.prefix(self.pool.spec.group_id)
+        return known + block_keys(prefix, known[-1] if known else parent, rest, size)
+
+    def _demote(self, demotion: Demotion, tokens: array[int]) -> list[Sealed]:
+        position, age, block = demotion.position, demotion.age, demotion.block
+        key, colder = self.keys[position], self.ages[age]
+        self.ages[self.demoted.get(position, 0)].release([self.blocks[position]], [key])
+        self.blocks[position], self.demoted[position] = block, age
+        if not demotion.writes:
+            return []
+        parent, size = self.keys[position - 1], colder.spec.block_size  # a first block stays hot
+        packed = pack(tokens, position * size, (position + 1) * size)
+        if not colder.settle(block, key, parent, packed, self.key_space.adapter):
+            return []
+        return [Sealed(colder.spec.group_id, colder.spec.first_block_id + block, key)]
+
+    def _key(self, position: int) -> bytes | None:
+        for keys in (self.keys, self.known_keys):
+            if position < len(keys):
+                return keys[position]
+        return None
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +138,7 @@ class Holding:
     sequence_id: int
     session: Session = field(repr=False)
     executor: Executor = field(repr=False)
+    place: Place = field(repr=False)
     epoch: int
     tokens: array[int]  # prompt and output so far
     computed: int
@@ -58,8 +147,10 @@ class Holding:
     _next_change: int = 0  # computed length at which a block changes its state
 
     def __post_init__(self) -> None:
-        self.slots = min(group.slots for group in self.groups)
-        self._next_change = self.computed + 1
+        self._regroup()
+        for group in self.groups:
+            for key in group.known_keys[len(group.keys) :]:
+                self.place.filling.setdefault(key, self)
 
     def advance(self, computed: int, token_ids: Sequence[int]) -> list[Sealed]:
         """Takes in computed length and new output tokens; returns the blocks that became full and keyed.
@@ -80,33 +171,52 @@ class Holding:
         self.computed = computed
         return self._settle() if computed >= self._next_change else []
 
-    def grow(self, group: GroupHolding, count: int) -> list[int]:
-        """Appends fresh blocks to a group; the caller has checked the room."""
-        blocks = group.pool.acquire((), count)
-        group.blocks += blocks
-        self.slots = min(group.slots for group in self.groups)
-        return blocks
+    def grow(self, counts: Sequence[int], copies: Sequence[CopyPlan | None]) -> list[list[Demotion]]:
+        """Appends so many fresh blocks to each group, and what that takes of colder pools; the room is checked.
+
+        Returns the new demotions by group.
+        """
+        demotions = []
+        for group, count, plan in zip(self.groups, counts, copies, strict=True):
+            namespace = group.key_space.namespace
+            group.blocks += group.pool.acquire((), count, namespace)
+            demotions.append(plan.take(namespace) if plan is not None else [])
+            group.pending += demotions[-1]
+        self._regroup()
+        return demotions
+
+    def release(self) -> None:
+        """Gives all blocks back."""
+        for group in self.groups:
+            self._filled(group.known_keys[len(group.keys) :])
+            group.release()
 
     def _settle(self) -> list[Sealed]:
-        sealed = []
+        sealed: list[Sealed] = []
+        for group in self.groups:
+            first = len(group.keys)
+            sealed += group.settle(self.tokens, self.computed)
+            self._filled(group.known_keys[first : len(group.keys)])
+        self._regroup()
+        return sealed
+
+    def _filled(self, keys: Sequence[bytes]) -> None:
+        """These blocks are not being computed by this sequence any more."""
+        for key in keys:
+            if self.place.filling.get(key) is self:
+                del self.place.filling[key]
+
+    def _regroup(self) -> None:
+        """Brings what follows from the groups in line with them."""
+        self.slots = min(group.slots for group in self.groups)
         next_change: float = math.inf
         for group in self.groups:
-            pool, first = group.pool, len(group.keys)
-            size = pool.spec.block_size
+            size = group.pool.spec.block_size
             full, part = divmod(self.computed, size)
-            if full > first:
-                parent = group.keys[-1] if group.keys else ROOT
-                packed = pack(self.tokens, first * size, full * size)
-                for key in block_keys(group.key_prefix, parent, packed, size):
-                    block = group.blocks[len(group.keys)]
-                    group.keys.append(key)
-                    if pool.settle(block, key):
-                        sealed.append(Sealed(pool.spec.group_id, pool.spec.first_block_id + block, key))
-            if part:
-                pool.blocks.advance(group.blocks[full], BlockState.PENDING)
             next_change = min(next_change, (full + 1) * size if part else self.computed + 1)
+            if group.pending:
+                next_change = min(next_change, group.pending[0].length + 1)
         self._next_change = int(next_change)
-        return sealed
 
 
 @dataclass(slots=True, eq=False)
@@ -116,3 +226,8 @@ class Session:
     scheduler_id: str
     holdings: dict[int, Holding] = field(default_factory=dict)  # by sequence
     lease_end: float = math.inf  # seconds on the caller's clock; infinite while the stream lasts
+    absent: dict[int, Restated] = field(default_factory=dict)  # restated; their executors are not connected yet
+
+    @property
+    def is_open(self) -> bool:
+        return self.lease_end == math.inf

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
@@ -27,7 +28,8 @@ def main(argv: Sequence[str]) -> int:
 
 def build(settings: KvManagerSettings, registry: CollectorRegistry) -> tuple[Server, KvManagerServicer]:
     """A server that is not started yet, and what it serves."""
-    servicer = KvManagerServicer(KvManager(settings.lease_seconds))
+    # Nanoseconds since 1970 grow faster than any process hands out operations.
+    servicer = KvManagerServicer(KvManager(settings.lease_seconds, time.time_ns()))
     registry.register(KvMetrics(servicer))
     server = Server(settings, [kvmanager_pb2.DESCRIPTOR.services_by_name["KvManagerService"]], registry)
     kvmanager_pb2_grpc.add_KvManagerServiceServicer_to_server(servicer, server.grpc)

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from services.kvmanager.audit import find_violations
-from services.kvmanager.executors import Executor, ExecutorSpec, InventoryBlock, Place
-from services.kvmanager.holdings import GroupHolding, Holding, Refused, Sealed, Session
-from services.kvmanager.matching import Match, PromptKeys, no_match
-from services.kvmanager.placement import Candidate, Need, Outcome, choose
+from services.kvmanager.executors import Executor, ExecutorSpec, InventoryBlock
+from services.kvmanager.holdings import Holding, Refused, Sealed, Session
+from services.kvmanager.matching import PromptKeys
+from services.kvmanager.moves import Move
+from services.kvmanager.options import Option
+from services.kvmanager.placement import Outcome, choose
+from services.kvmanager.recovery import rebuild
 from services.kvmanager.reservations import (
-    AllowedExecutor,
     ExtensionAnswer,
     GroupBlocks,
     Reservation,
     ReservationAnswer,
+    Restated,
+    demoted,
 )
+from services.kvmanager.waiting import WaitingRoom
+
+Answer = tuple[Session, ReservationAnswer]
+
+
+class Rebuilt(NamedTuple):
+    """What became of a restated sequence: blocks whose content became known by it, or why it is lost."""
+
+    session: Session
+    sequence_id: int
+    executor_id: str
+    sealed: list[Sealed]
+    problem: str = ""
 
 
 class KvManager:
@@ -25,16 +44,30 @@ class KvManager:
     A sequence's blocks are freed once: by its scheduler's release; or, where that scheduler is gone, when its lease
     ran out and nothing of the epoch can write any more; or when the executor's blocks themselves are gone. `reclaim`
     does the second: it is called after every change of sessions or executors, and when a lease ends.
+
+    A reservation whose prefix another sequence is computing, or that lies in a lower tier, is answered later: after
+    anything that may have changed that, `answer_due` gives what is ready to be said.
     """
 
-    def __init__(self, lease_seconds: float) -> None:
+    def __init__(self, lease_seconds: float, first_operation_id: int = 1) -> None:
+        """`first_operation_id`: beyond all of earlier processes, lest an executor take a move for an older one."""
         self.lease_seconds = lease_seconds
+        self.first_operation_id = first_operation_id
         self.executors: dict[str, Executor] = {}
         self.sessions: list[Session] = []  # in order of opening
+        self.waiting = WaitingRoom()
+        self._restated: list[Rebuilt] = []
+        self._operation_ids = itertools.count(first_operation_id)
         self.prefix_query_tokens = 0
         self.prefix_hit_tokens = 0
         self.outcomes: Counter[Outcome] = Counter()
         self._evicted_by_removed_pools = 0
+
+    def pass_time(self, now: float) -> None:
+        """What happens next happens at `now`."""
+        for executor in self.executors.values():
+            for pool in executor.pools:
+                pool.pass_time(now)
 
     # Executors
 
@@ -48,18 +81,26 @@ class KvManager:
             return self.replace(spec, inventory, epoch)
         known.connected = True
         refused = known.confirm(inventory)
-        known.closed_through = max(known.closed_through, epoch - 1)
         known.epoch = epoch
+        self._close(known, max(known.closed_through, epoch - 1))
         return known, refused
 
     def replace(self, spec: ExecutorSpec, inventory: Iterable[InventoryBlock], epoch: int) -> tuple[Executor, int]:
-        """An executor's blocks are new, as after a model was loaded: its sequences are gone, others' stay."""
+        """An executor's blocks are new, as after a model was loaded: its sequences are gone, others' stay.
+
+        What schedulers restated before it came is held now.
+        """
         known = self.executors.pop(spec.executor_id, None)
         if known is not None:
             self._remove(known)
-        executor = Executor(spec, epoch)
+        executor = Executor(spec, epoch, self._operation_ids)
         self.executors[spec.executor_id] = executor
-        return executor, executor.restore(inventory)
+        refused = executor.restore(inventory)
+        for session in self.sessions:
+            for restated in [r for r in session.absent.values() if r.executor_id == spec.executor_id]:
+                del session.absent[restated.sequence_id]
+                self._restated.append(self._rebuild(session, executor, restated))
+        return executor, refused
 
     def unregister(self, executor_id: str) -> None:
         """An executor's connection ended. Nothing new is placed there; what is held stays until it is released."""
@@ -68,29 +109,76 @@ class KvManager:
             executor.connected = False
             self._forget_where_unused(executor)
 
-    def report(self, executor_id: str, epoch: int, closed_epochs: Sequence[int]) -> None:
-        """Takes in an executor's present epoch (0: not stated) and those that ended. Late or twice changes nothing."""
+    def report(
+        self,
+        executor_id: str,
+        epoch: int,
+        closed_epochs: Sequence[int],
+        done: Sequence[int] = (),
+        failed: Sequence[int] = (),
+    ) -> None:
+        """Takes in an executor's present epoch (0: not stated), those that ended, and moves that are over.
+
+        Late or twice changes nothing.
+        """
         executor = self.executors[executor_id]
         newest = max(executor.epoch, epoch)
         if closed_epochs and max(closed_epochs) > newest:
             raise Refused(f"epoch {max(closed_epochs)} cannot be closed: the newest is {newest}")
         executor.epoch = newest
-        executor.closed_through = max(executor.closed_through, *closed_epochs, -1)
+        self._over(executor.moves.finish(done, failed))
+        self._close(executor, max(executor.closed_through, *closed_epochs, -1))
 
     # Schedulers
 
     def open_session(self, scheduler_id: str, now: float) -> Session:
-        """A scheduler's stream begins and states that it holds nothing: older streams' leases end."""
+        """A scheduler's stream begins. What it held on older streams it restates now, or it is given back."""
         for session in self.sessions:
             if session.scheduler_id == scheduler_id:
                 session.lease_end = min(session.lease_end, now)
+                self.waiting.closed(session)
         opened = Session(scheduler_id)
         self.sessions.append(opened)
         return opened
 
+    def restate(self, session: Session, restated: Restated) -> None:
+        """Takes over a sequence that this scheduler holds from before: from its older stream, or from the executor's
+        inventory after a restart of this process. `take_restated` says what became of it.
+        """
+        for older in self.sessions:
+            if older.scheduler_id == session.scheduler_id and restated.sequence_id in older.holdings:
+                self._free(older.holdings[restated.sequence_id])  # nothing else takes its blocks before the next line
+        executor = self.executors.get(restated.executor_id)
+        if executor is None:
+            session.absent[restated.sequence_id] = restated
+        else:
+            self._restated.append(self._rebuild(session, executor, restated))
+
+    def all_restated(self, session: Session) -> set[str]:
+        """A scheduler has restated all that it holds: what older streams of it hold besides was given up.
+
+        Returns the executors that gained blocks.
+        """
+        gained = set()
+        for older in [s for s in self.sessions if s.scheduler_id == session.scheduler_id and s is not session]:
+            for holding in list(older.holdings.values()):
+                gained.add(holding.executor.spec.executor_id)
+                self._free(holding)
+            self.sessions.remove(older)
+        for executor in self.executors.values():
+            if executor.scheduler is session:
+                executor.moves.send_again()  # what went to an older stream may have been lost with it
+        return gained
+
+    def take_restated(self) -> list[Rebuilt]:
+        """Restated sequences: what each sealed anew, or why it is lost. Each once."""
+        restated, self._restated = self._restated, []
+        return restated
+
     def end_session(self, session: Session, now: float) -> None:
         """A scheduler's stream ended: its lease begins to run out."""
         session.lease_end = min(session.lease_end, now + self.lease_seconds)
+        self.waiting.closed(session)
 
     def reclaim(self, now: float) -> set[str]:
         """Frees what lost schedulers held where the lease ran out and the epoch ended. Returns who gained blocks."""
@@ -106,47 +194,98 @@ class KvManager:
 
     # Sequences
 
-    def reserve(self, session: Session, wanted: Reservation) -> ReservationAnswer:
-        """Chooses an executor and holds exactly the blocks for tokens and lookahead there, or nothing at all."""
-        answer = self._reserve(session, wanted)
-        self.outcomes[answer.outcome] += 1
-        return answer
+    def reserve(self, session: Session, wanted: Reservation) -> ReservationAnswer | None:
+        """Chooses an executor and holds exactly the blocks for tokens and lookahead there, or nothing at all.
+
+        None where it is better to wait: `answer_due` gives the answer then.
+        """
+        problem = wanted.problem()
+        if wanted.sequence_id in session.holdings or (session, wanted.sequence_id) in self.waiting:
+            problem = "sequence_id: already reserved"
+        if problem:
+            return self._count(ReservationAnswer(wanted.sequence_id, Outcome.INVALID, [problem]))
+        return self._reserve(session, wanted, may_wait=True, may_load=True)
+
+    def answer_due(self) -> list[Answer]:
+        """Answers to reservations that need wait no longer; each once."""
+        answers = []
+        for parked in self.waiting.take_due():
+            answer = self._reserve(parked.session, parked.wanted, may_wait=True, may_load=parked.filler is not None)
+            if answer is not None:
+                answers.append((parked.session, answer))
+        return answers
+
+    def answer_stale(self) -> list[Answer]:
+        """Answers to reservations that waited for a sequence which computed nothing since the last call."""
+        stale = self.waiting.take_stale()
+        found = [(p.session, self._reserve(p.session, p.wanted, may_wait=False, may_load=False)) for p in stale]
+        return [(session, answer) for session, answer in found if answer is not None]
 
     def extend(self, session: Session, sequence_id: int, slots: int) -> ExtensionAnswer:
         """Gives a sequence blocks up to `slots` token slots in every group, or none."""
+        if sequence_id in session.absent:
+            return ExtensionAnswer(sequence_id, Outcome.NO_BLOCKS)  # until its executor is back
         holding = session.holdings.get(sequence_id)
         if holding is None:
             return ExtensionAnswer(sequence_id, Outcome.INVALID, problem="unknown sequence")
         if slots <= 0:
             return ExtensionAnswer(sequence_id, Outcome.INVALID, problem=f"{slots} slots asked for")
-        counts = [max(0, group.pool.spec.blocks_for(slots) - len(group.blocks)) for group in holding.groups]
-        for group, count in zip(holding.groups, counts, strict=True):
-            if len(group.blocks) + count > group.pool.blocks.count:
+        groups, executor = holding.groups, holding.executor
+        counts = [max(0, group.pool.spec.blocks_for(slots) - len(group.blocks)) for group in groups]
+        if not any(counts):
+            return ExtensionAnswer(sequence_id, Outcome.GRANTED)
+        for group, count in zip(groups, counts, strict=True):
+            if len(group.blocks) - len(group.demoted) + count > group.pool.blocks.count:
                 return ExtensionAnswer(sequence_id, Outcome.NEVER_FITS)
-        for group, count in zip(holding.groups, counts, strict=True):
-            if count > group.pool.blocks.available_count:
+        policy = executor.spec.policy
+        copies = [
+            group.copies(policy, group.slots, group.slots + count * group.pool.spec.block_size)
+            if policy.colder
+            else None
+            for group, count in zip(groups, counts, strict=True)
+        ]
+        for group, count, plan in zip(groups, counts, copies, strict=True):
+            if count > group.pool.blocks.available_count or (plan is not None and not plan.fits):
                 return ExtensionAnswer(sequence_id, Outcome.NO_BLOCKS)
+        demotions = holding.grow(counts, copies)
         gained = [
-            GroupBlocks(group.pool.spec.group_id, group.pool.ids(holding.grow(group, count)))
-            for group, count in zip(holding.groups, counts, strict=True)
+            GroupBlocks(group.pool.spec.group_id, group.pool.ids(group.blocks[len(group.blocks) - count :]))
+            for group, count in zip(groups, counts, strict=True)
             if count
         ]
-        return ExtensionAnswer(sequence_id, Outcome.GRANTED, gained)
+        changes = [change for group, new in zip(groups, demotions, strict=True) for change in demoted(group.ages, new)]
+        self._make_room(executor)
+        return ExtensionAnswer(sequence_id, Outcome.GRANTED, gained, changes)
 
     def progress(
         self, session: Session, sequence_id: int, computed: int, token_ids: Sequence[int]
     ) -> tuple[str, list[Sealed]]:
         """Takes in a sequence's computed length and new output. Returns its executor and the blocks it sealed."""
+        absent = session.absent.get(sequence_id)
+        if absent is not None:
+            absent.advance(computed, token_ids)
+            return absent.executor_id, []
         holding = _held(session, sequence_id)
-        return holding.executor.spec.executor_id, holding.advance(computed, token_ids)
+        sealed = holding.advance(computed, token_ids)
+        if sealed:
+            self.waiting.advanced(holding)
+        return holding.executor.spec.executor_id, sealed
 
     def release(self, session: Session, sequence_id: int) -> str:
-        """Frees a sequence. Returns its executor."""
+        """Frees a sequence. Returns its executor, or "" where it only waited for blocks."""
+        if self.waiting.cancel(session, sequence_id) or session.absent.pop(sequence_id, None) is not None:
+            return ""
         holding = _held(session, sequence_id)
         self._free(holding)
         return holding.executor.spec.executor_id
 
     # State
+
+    def take_moves(self) -> Iterator[tuple[Session, Executor, list[Move]]]:
+        """Moves that executors are to be told of, by the scheduler that each obeys; each once."""
+        for executor in self.executors.values():
+            if executor.scheduler in self.sessions and (moves := executor.moves.take_unsent()):
+                yield executor.scheduler, executor, moves
 
     @property
     def sequence_count(self) -> int:
@@ -161,48 +300,73 @@ class KvManager:
         """What is inconsistent, for people; empty when sound. Cost: all blocks."""
         return find_violations(self.executors, self.sessions)
 
-    def _reserve(self, session: Session, wanted: Reservation) -> ReservationAnswer:
-        problem = wanted.problem()
-        if wanted.sequence_id in session.holdings:
-            problem = "sequence_id: already reserved"
-        if problem:
-            return ReservationAnswer(wanted.sequence_id, Outcome.INVALID, [problem])
-        prompt = PromptKeys(wanted.key_space, wanted.tokens)
-        options: list[tuple[Executor, Place, Match, AllowedExecutor]] = []
+    def _reserve(
+        self, session: Session, wanted: Reservation, *, may_wait: bool, may_load: bool
+    ) -> ReservationAnswer | None:
+        keys = PromptKeys(wanted.key_space, wanted.tokens)
+        options: list[Option] = []
         for allowed in wanted.executors:
             executor = self.executors.get(allowed.executor_id)
-            if executor is not None and executor.takes(wanted.key_space.model_fingerprint, allowed.epoch):
+            if executor is not None and executor.takes(wanted.key_space, allowed.epoch):
                 for place in executor.places:
-                    match = no_match(place) if wanted.skip_prefix_cache else prompt.match(place)
-                    options.append((executor, place, match, allowed))
-        decision = choose([_candidate(wanted, place, match, load) for _, place, match, load in options])
+                    option = Option.of(wanted, keys, executor, place, allowed)
+                    if not may_wait:
+                        option.compute_alone()
+                    if may_load and not wanted.skip_prefix_cache:
+                        option.look_below()
+                    options.append(option)
+        decision = choose([option.candidate(wanted) for option in options])
         if decision.outcome != Outcome.GRANTED:
-            return ReservationAnswer(wanted.sequence_id, decision.outcome, decision.reasons)
-        executor, place, match, allowed = options[decision.position]
-        holding = _hold(session, wanted, executor, place, match, allowed.epoch)
+            return self._count(ReservationAnswer(wanted.sequence_id, decision.outcome, decision.reasons))
+        option = options[decision.position]
+        option.executor.obey(session)
+        if option.match.filler is not None:
+            self.waiting.park_behind(session, wanted, option.match.filler)
+            return None
+        if option.below:
+            self.waiting.park_for(session, wanted, option.load_below())
+            return None
+        holding = option.hold(session, wanted)
         if not wanted.skip_prefix_cache:
             self.prefix_query_tokens += len(wanted.tokens)
-            self.prefix_hit_tokens += match.cached_tokens
-        first = place.pools[0].spec
-        return ReservationAnswer(
-            wanted.sequence_id,
-            Outcome.GRANTED,
-            decision.reasons,
-            executor.spec.executor_id,
-            place.node,
-            first.tier,
-            first.format,
-            [GroupBlocks(group.pool.spec.group_id, group.pool.ids(group.blocks)) for group in holding.groups],
-            match.cached_tokens,
-        )
+            self.prefix_hit_tokens += option.match.cached_tokens
+        self._make_room(option.executor)
+        return self._count(_granted(option, holding, decision.reasons))
+
+    def _count(self, answer: ReservationAnswer) -> ReservationAnswer:
+        self.outcomes[answer.outcome] += 1
+        return answer
+
+    def _make_room(self, executor: Executor) -> None:
+        for place in executor.places:
+            for ages in place.groups:
+                for pool in ages:
+                    executor.moves.make_room(pool, executor.epoch)
+
+    def _close(self, executor: Executor, through: int) -> None:
+        """Nothing of epochs up to this one runs any more."""
+        executor.closed_through = through
+        self._over(executor.moves.abort(through))
+
+    def _over(self, moves: Sequence[Move]) -> None:
+        if moves:
+            self.waiting.moved([move.operation_id for move in moves])
+
+    def _rebuild(self, session: Session, executor: Executor, restated: Restated) -> Rebuilt:
+        try:
+            sealed = rebuild(session, executor, restated)
+            executor.obey(session)
+        except Refused as problem:
+            return Rebuilt(session, restated.sequence_id, restated.executor_id, [], str(problem))
+        return Rebuilt(session, restated.sequence_id, restated.executor_id, sealed)
 
     def _free(self, holding: Holding) -> None:
         """The only way out of a holding; leaving its session first makes a second one impossible."""
         del holding.session.holdings[holding.sequence_id]
         executor = holding.executor
         executor.holdings.remove(holding)
-        for group in holding.groups:
-            group.pool.release(group.blocks, group.keys)
+        holding.release()
+        self.waiting.left(holding)
         self._forget_where_unused(executor)
 
     def _forget_where_unused(self, executor: Executor) -> None:
@@ -213,7 +377,9 @@ class KvManager:
     def _remove(self, executor: Executor) -> None:
         for holding in executor.holdings:
             del holding.session.holdings[holding.sequence_id]
+            self.waiting.left(holding)
         executor.holdings.clear()
+        self._over(list(executor.moves))
         self._evicted_by_removed_pools += sum(pool.evicted_count for pool in executor.pools)
 
 
@@ -224,29 +390,17 @@ def _held(session: Session, sequence_id: int) -> Holding:
     return holding
 
 
-def _candidate(wanted: Reservation, place: Place, match: Match, load: AllowedExecutor) -> Candidate:
-    needs = []
-    for pool, matched in zip(place.pools, match.blocks, strict=True):
-        whole = pool.spec.blocks_for(len(wanted.tokens) + wanted.lookahead)
-        needs.append(Need(whole - len(matched), pool.room_beside(matched), whole, pool.blocks.count))
-    return Candidate(
-        load.executor_id,
-        place.node,
-        load.running_count,
-        load.queued_tokens,
-        len(wanted.tokens),
-        match.cached_tokens,
-        tuple(needs),
+def _granted(option: Option, holding: Holding, reasons: list[str]) -> ReservationAnswer:
+    first = option.place.pools[0].spec
+    return ReservationAnswer(
+        holding.sequence_id,
+        Outcome.GRANTED,
+        reasons,
+        option.executor.spec.executor_id,
+        option.place.node,
+        first.tier,
+        first.format,
+        [GroupBlocks(group.pool.spec.group_id, group.block_ids()) for group in holding.groups],
+        option.match.cached_tokens,
+        [change for group in holding.groups for change in demoted(group.ages, group.pending)],
     )
-
-
-def _hold(session: Session, wanted: Reservation, executor: Executor, place: Place, match: Match, epoch: int) -> Holding:
-    groups = []
-    for pool, matched, keys in zip(place.pools, match.blocks, match.keys, strict=True):
-        whole = pool.spec.blocks_for(len(wanted.tokens) + wanted.lookahead)
-        blocks = pool.acquire(matched, whole - len(matched))
-        groups.append(GroupHolding(pool, wanted.key_space.prefix(pool.spec.group_id), blocks, keys))
-    holding = Holding(wanted.sequence_id, session, executor, epoch, wanted.tokens, match.cached_tokens, tuple(groups))
-    session.holdings[wanted.sequence_id] = holding
-    executor.holdings.add(holding)
-    return holding

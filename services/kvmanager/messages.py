@@ -8,17 +8,22 @@ from collections.abc import Iterable, Sequence
 
 from quire.v1 import executor_pb2, kvmanager_pb2, types_pb2
 from services.common.errors import QuireError, Reason, invalid
-from services.kvmanager.executors import Executor, ExecutorSpec, InventoryBlock
+from services.common.kv_policy import PERIOD, KvPolicy
+from services.kvmanager.executors import Executor, ExecutorSpec, InventoryBlock, policy_formats
 from services.kvmanager.holdings import Sealed
 from services.kvmanager.keys import KeySpace
+from services.kvmanager.moves import Move
 from services.kvmanager.pools import Pool, PoolSpec
 from services.kvmanager.reservations import (
     AllowedExecutor,
+    Demoted,
     ExtensionAnswer,
     GroupBlocks,
     Reservation,
     ReservationAnswer,
+    Restated,
 )
+from services.kvmanager.retention import Retention
 
 
 def read_hello(request: kvmanager_pb2.ReserveRequest) -> str:
@@ -27,8 +32,6 @@ def read_hello(request: kvmanager_pb2.ReserveRequest) -> str:
         raise QuireError(Reason.PROTOCOL, "hello: the first message must carry it")
     if not request.hello.scheduler_id:
         raise invalid("hello.scheduler_id", "must be set")
-    if request.hello.held:
-        raise QuireError(Reason.UNSUPPORTED, "hello.held: must be empty", field="hello.held")
     return request.hello.scheduler_id
 
 
@@ -40,6 +43,23 @@ def read_reservation(message: kvmanager_pb2.Reservation) -> Reservation:
         message.lookahead_tokens,
         [AllowedExecutor(e.executor_id, e.epoch, e.running_count, e.queued_tokens) for e in message.executors],
         message.skip_prefix_cache,
+        Retention(message.cache_priority, message.pin_ms / 1000),
+    )
+
+
+def read_held(message: kvmanager_pb2.HeldSequence) -> Restated:
+    return Restated(
+        message.sequence_id,
+        message.executor_id,
+        message.epoch,
+        KeySpace(message.model_fingerprint, message.namespace, message.kv_policy, message.adapter),
+        array("i", message.token_ids[:]),
+        message.computed_length,
+        [GroupBlocks(group.group_id, list(group.block_ids)) for group in message.blocks],
+        [
+            Demoted(d.group_id, d.at_length, list(d.positions), list(d.block_ids), list(d.writes))
+            for d in message.demotions
+        ],
     )
 
 
@@ -53,8 +73,14 @@ def read_description(description: types_pb2.ExecutorDescription) -> ExecutorSpec
     if any(size <= 0 for size in sizes.values()):
         raise invalid("description.groups.block_size", "must be positive")
     pools = tuple(_read_pool(index, pool, sizes) for index, pool in enumerate(description.pools))
-    _check_pools(pools, set(sizes))
-    return ExecutorSpec(description.executor_id, description.model.fingerprint, pools)
+    try:
+        policy = KvPolicy.parse(description.kv_policy)
+    except ValueError as error:
+        raise invalid("description.kv_policy", str(error)) from error
+    if any(PERIOD % size for size in sizes.values()) and policy.colder:
+        raise invalid("description.groups.block_size", f"must divide {PERIOD} where formats change with age")
+    _check_pools(pools, set(sizes), policy)
+    return ExecutorSpec(description.executor_id, description.model.fingerprint, pools, policy)
 
 
 def read_inventory(blocks: Iterable[executor_pb2.SealedBlock]) -> list[InventoryBlock]:
@@ -71,6 +97,7 @@ def write_reservation(answer: ReservationAnswer) -> kvmanager_pb2.ReservationRes
         blocks=_write_blocks(answer.blocks),
         cached_tokens=answer.cached_tokens,
         reasons=answer.reasons,
+        demotions=_write_demotions(answer.sequence_id, answer.demotions),
     )
     if answer.cached_tokens:
         result.tier = types_pb2.Tier.ValueType(answer.tier)
@@ -83,6 +110,13 @@ def write_extension(answer: ExtensionAnswer) -> kvmanager_pb2.ExtendResult:
         sequence_id=answer.sequence_id,
         outcome=kvmanager_pb2.ReservationOutcome.ValueType(answer.outcome),
         blocks=_write_blocks(answer.blocks),
+        demotions=_write_demotions(answer.sequence_id, answer.demotions),
+    )
+
+
+def write_moves(executor: Executor, moves: Iterable[Move]) -> kvmanager_pb2.ExecutorOperations:
+    return kvmanager_pb2.ExecutorOperations(
+        executor_id=executor.spec.executor_id, operations=[_write_move(move) for move in moves]
     )
 
 
@@ -113,6 +147,8 @@ def write_pool_status(executor_id: str, pool: Pool) -> kvmanager_pb2.PoolStatus:
             rank_nodes=spec.nodes,
             block_count=spec.block_count,
             first_block_id=spec.first_block_id,
+            block_bytes=spec.block_bytes,
+            distance=spec.distance,
         ),
         free_count=pool.blocks.free_count,
         cached_count=pool.blocks.cached_count,
@@ -124,14 +160,43 @@ def _write_blocks(blocks: Sequence[GroupBlocks]) -> list[executor_pb2.BlockList]
     return [executor_pb2.BlockList(group_id=group.group_id, block_ids=group.block_ids) for group in blocks]
 
 
+def _write_demotions(sequence_id: int, demotions: Iterable[Demoted]) -> list[executor_pb2.BlockDemotion]:
+    return [
+        executor_pb2.BlockDemotion(
+            sequence_id=sequence_id,
+            group_id=change.group_id,
+            at_length=change.length,
+            positions=change.positions,
+            block_ids=change.block_ids,
+            writes=change.writes,
+        )
+        for change in demotions
+    ]
+
+
+def _write_move(move: Move) -> executor_pb2.BlockOperation:
+    source, destination = move.source.spec, move.destination.spec
+    return executor_pb2.BlockOperation(
+        operation_id=move.operation_id,
+        kind=executor_pb2.BlockOperationKind.ValueType(move.kind),
+        phase=executor_pb2.BLOCK_OPERATION_PHASE_BEFORE,
+        group_id=source.group_id,
+        source_block_id=source.first_block_id + move.source_block,
+        destination_block_id=destination.first_block_id + move.destination_block,
+        source_pool_id=source.pool_id,
+        destination_pool_id=destination.pool_id,
+        key=move.key,
+    )
+
+
 def _read_pool(index: int, pool: types_pb2.BlockPool, block_sizes: dict[int, int]) -> PoolSpec:
     field = f"description.pools[{index}]"
     if pool.group_id not in block_sizes:
         raise invalid(f"{field}.group_id", f"{pool.group_id} is not among the groups")
-    if pool.tier != types_pb2.TIER_DEVICE:
-        name = types_pb2.Tier.Name(pool.tier) if pool.tier in types_pb2.Tier.values() else str(pool.tier)
-        reason = Reason.UNSUPPORTED if pool.tier else Reason.INVALID_FIELD
-        raise QuireError(reason, f"{field}.tier: {name}; must be TIER_DEVICE", field=f"{field}.tier")
+    if pool.tier not in types_pb2.Tier.values() or not pool.tier:
+        raise invalid(f"{field}.tier", "must be a known tier")
+    if pool.tier == types_pb2.TIER_REMOTE:
+        raise QuireError(Reason.UNSUPPORTED, f"{field}.tier: a remote store has no blocks", field=f"{field}.tier")
     if pool.format not in types_pb2.KvFormat.values() or not pool.format:
         raise invalid(f"{field}.format", "must be a known format")
     if pool.block_count <= 0:
@@ -147,19 +212,34 @@ def _read_pool(index: int, pool: types_pb2.BlockPool, block_sizes: dict[int, int
         pool.block_count,
         pool.first_block_id,
         block_sizes[pool.group_id],
+        pool.block_bytes,
+        pool.distance,
     )
 
 
-def _check_pools(pools: Sequence[PoolSpec], group_ids: set[int]) -> None:
+def _check_pools(pools: Sequence[PoolSpec], group_ids: set[int], policy: KvPolicy) -> None:
+    """Every group has, on each set of nodes, one device pool for each age; lower tiers hold what the device does."""
     if len({pool.pool_id for pool in pools}) != len(pools):
         raise invalid("description.pools.pool_id", "a pool is named twice")
-    for nodes in {pool.nodes for pool in pools}:
-        groups = sorted(pool.group_id for pool in pools if pool.nodes == nodes)
-        if len(set(groups)) != len(groups):
-            field = "description.pools.format"
-            raise QuireError(Reason.UNSUPPORTED, f"{field}: one pool per group and node", field=field)
-        if set(groups) != group_ids:
-            raise invalid("description.pools", f"groups {groups} on nodes {list(nodes)}, not {sorted(group_ids)}")
+    device = [pool for pool in pools if pool.tier == types_pb2.TIER_DEVICE]
+    colder = policy_formats(policy)
+    for nodes in {pool.nodes for pool in device}:
+        groups = {pool.group_id for pool in device if pool.nodes == nodes}
+        if groups != group_ids:
+            raise invalid(
+                "description.pools", f"groups {sorted(groups)} on nodes {list(nodes)}, not {sorted(group_ids)}"
+            )
+        for group_id in groups:
+            formats = [pool.format for pool in device if (pool.nodes, pool.group_id) == (nodes, group_id)]
+            hot = [format_ for format_ in formats if format_ not in colder]
+            if len(hot) != 1 or sorted(formats) != sorted(hot + colder):
+                raise invalid(
+                    "description.pools.format", f"{len(formats)} device pools of group {group_id} do not fit the policy"
+                )
+    kinds = {(pool.group_id, pool.format) for pool in device}
+    for pool in pools:
+        if pool.tier != types_pb2.TIER_DEVICE and (pool.group_id, pool.format) not in kinds:
+            raise invalid("description.pools.format", f"pool {pool.pool_id} holds what no device pool does")
     in_order = sorted(pools, key=lambda pool: (pool.group_id, pool.first_block_id))
     for before, after in itertools.pairwise(in_order):
         if before.group_id == after.group_id and before.first_block_id + before.block_count > after.first_block_id:

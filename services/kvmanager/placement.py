@@ -11,6 +11,12 @@ RUNNING_TOKENS = 16
 """A running sequence delays a newcomer about as much as this many prompt tokens: it shares every later step."""
 
 
+LOAD_SHARE = 16
+"""Bringing a block up from a lower tier costs about one part in this many of computing it anew."""
+LOCAL_DISTANCE = 10
+"""What firmware states for a node's own memory; others cost in proportion."""
+
+
 class Outcome(enum.IntEnum):
     """What became of a reservation. Values are those of the wire."""
 
@@ -39,8 +45,10 @@ class Candidate:
     running_count: int
     queued_tokens: int  # prompt tokens waiting there
     prompt_tokens: int
-    cached_tokens: int
-    needs: tuple[Need, ...]  # per cache group
+    cached_tokens: int  # there, or being computed by another sequence
+    needs: tuple[Need, ...]  # per pool
+    distance: int = 0  # from what computes to the blocks: 10 is local, 0 unknown
+    loadable_tokens: int = 0  # beyond the cached ones, in lower tiers
 
     @property
     def fits_ever(self) -> bool:
@@ -51,10 +59,17 @@ class Candidate:
         return self.fits_ever and all(need.new_count <= need.room for need in self.needs)
 
     @property
-    def cost(self) -> int:
-        """Prompt tokens that the executor computes before this sequence's first output, running ones converted."""
-        own = self.prompt_tokens - self.cached_tokens
-        return own + self.queued_tokens + RUNNING_TOKENS * self.running_count
+    def cost(self) -> float:
+        """Prompt tokens that the executor computes before this sequence's first output, all else converted.
+
+        What the sequence itself reads of KV it reads over the distance: its own work costs in proportion. So do the
+        blocks that it will read with every output token, as much as they fill of the executor's time: that of one
+        running sequence.
+        """
+        computed = self.prompt_tokens - self.cached_tokens - self.loadable_tokens
+        own = computed + self.loadable_tokens / LOAD_SHARE + RUNNING_TOKENS
+        remote = max(self.distance, LOCAL_DISTANCE) / LOCAL_DISTANCE
+        return own * remote + self.queued_tokens + RUNNING_TOKENS * self.running_count
 
     @property
     def share_left(self) -> float:
@@ -79,18 +94,26 @@ def choose(candidates: Sequence[Candidate]) -> Decision:
         outcome = Outcome.NO_BLOCKS if any(c.fits_ever for c in candidates) else Outcome.NEVER_FITS
         return Decision(outcome, -1, [_shortage(candidate) for candidate in candidates])
 
-    def rank(index: int) -> tuple[int, float, str, int]:
+    def rank(index: int) -> tuple[float, float, str, int]:
         candidate = candidates[index]
         return candidate.cost, -candidate.share_left, candidate.executor_id, candidate.node
 
     best = min(fitting, key=rank)
-    chosen = candidates[best]
+    return Decision(Outcome.GRANTED, best, _reasons(candidates[best], len(fitting), len(candidates)))
+
+
+def _reasons(chosen: Candidate, fitting_count: int, count: int) -> list[str]:
+    cached = f"{chosen.cached_tokens} of {chosen.prompt_tokens} tokens cached"
+    if chosen.loadable_tokens:
+        cached += f", {chosen.loadable_tokens} in lower tiers"
     reasons = [
-        f"{chosen.cached_tokens} of {chosen.prompt_tokens} tokens cached",
+        cached,
         f"{chosen.running_count} running, {chosen.queued_tokens} tokens queued",
-        f"cost {chosen.cost}, best of {len(fitting)} with room among {len(candidates)}",
+        f"cost {chosen.cost:.0f}, best of {fitting_count} with room among {count}",
     ]
-    return Decision(Outcome.GRANTED, best, reasons)
+    if chosen.distance > LOCAL_DISTANCE:
+        reasons.append(f"node {chosen.node} at distance {chosen.distance}: nearer ones cost more or have no room")
+    return reasons
 
 
 def _shortage(candidate: Candidate) -> str:

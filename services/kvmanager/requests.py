@@ -6,21 +6,27 @@ import logging
 
 from quire.v1 import kvmanager_pb2
 from services.kvmanager import messages
-from services.kvmanager.holdings import Refused, Sealed, Session
+from services.kvmanager.holdings import Refused, Session
 from services.kvmanager.manager import KvManager
 from services.kvmanager.placement import Outcome
 from services.kvmanager.reservations import ExtensionAnswer
+from services.kvmanager.responses import Responses
 
 log = logging.getLogger("quire.kvmanager")
 
 
-def apply_request(
-    manager: KvManager, session: Session, request: kvmanager_pb2.ReserveRequest
-) -> kvmanager_pb2.ReserveResponse | None:
-    """The answer, None where there is nothing to say. What is refused changes nothing and leaves a log line."""
-    touched: dict[str, None] = {}  # executors whose space may have changed, in order
-    sealed: dict[str, list[Sealed]] = {}
-    response = kvmanager_pb2.ReserveResponse()
+def apply_request(manager: KvManager, session: Session, request: kvmanager_pb2.ReserveRequest) -> Responses:
+    """The answers, to this scheduler and to others whose reservations waited for what this message did.
+
+    What is refused changes nothing and leaves a log line.
+    """
+    responses = Responses(manager)
+    touched = responses.touched(session)
+
+    for held in request.held:
+        manager.restate(session, messages.read_held(held))
+    if request.all_held_stated:
+        touched.update(dict.fromkeys(manager.all_restated(session)))
 
     for sequence_id in request.released_sequence_ids:
         try:
@@ -36,31 +42,21 @@ def apply_request(
         except Refused as problem:
             _log_refusal("progress", session, progress.sequence_id, str(problem))
         else:
-            if blocks:
-                sealed.setdefault(executor_id, []).extend(blocks)
+            responses.add_sealed(session, executor_id, blocks)
 
     for extension in _extend(manager, session, request):
         if extension.problem:
             _log_refusal("extension", session, extension.sequence_id, extension.problem)
         if extension.blocks:
             touched[session.holdings[extension.sequence_id].executor.spec.executor_id] = None
-        response.extensions.append(messages.write_extension(extension))
+        responses.to(session).extensions.append(messages.write_extension(extension))
 
     for message in request.reservations:
         answer = manager.reserve(session, messages.read_reservation(message))
-        if answer.outcome == Outcome.GRANTED:
-            touched[answer.executor_id] = None
-        elif answer.outcome == Outcome.INVALID:
-            _log_refusal("reservation", session, answer.sequence_id, answer.reasons[0])
-        response.reservations.append(messages.write_reservation(answer))
-
-    response.sealed.extend(messages.write_sealed(executor_id, blocks) for executor_id, blocks in sealed.items())
-    response.space.extend(
-        messages.write_space(manager.executors[executor_id])
-        for executor_id in touched
-        if executor_id in manager.executors  # a disconnected one leaves with its last sequence
-    )
-    return response if response.ByteSize() else None
+        if answer is not None:
+            responses.add_answer(session, answer)
+    responses.finish()
+    return responses
 
 
 def _extend(manager: KvManager, session: Session, request: kvmanager_pb2.ReserveRequest) -> list[ExtensionAnswer]:

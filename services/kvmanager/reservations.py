@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from services.common.kv_policy import KvPolicy
+from services.kvmanager.copies import Demotion, changes_by_length
 from services.kvmanager.keys import KeySpace
 from services.kvmanager.placement import Outcome
+from services.kvmanager.pools import Pool
+from services.kvmanager.retention import NO_RETENTION, PRIORITIES, Retention
 
 
 class GroupBlocks(NamedTuple):
@@ -18,6 +22,16 @@ class GroupBlocks(NamedTuple):
 
     group_id: int
     block_ids: list[int]
+
+
+class Demoted(NamedTuple):
+    """Changes of one sequence's block table in one cache group where `length` tokens have KV."""
+
+    group_id: int
+    length: int
+    positions: list[int]
+    block_ids: list[int]
+    writes: list[bool]  # whether the executor writes the copy, from the block named before
 
 
 class AllowedExecutor(NamedTuple):
@@ -39,6 +53,7 @@ class Reservation:
     lookahead: int  # further token slots
     executors: Sequence[AllowedExecutor]
     skip_prefix_cache: bool = False
+    retention: Retention = NO_RETENTION  # of the prompt's blocks once nobody holds them
 
     def problem(self) -> str:
         """What is malformed, field first; empty for nothing."""
@@ -54,8 +69,14 @@ class Reservation:
             return f"lookahead_tokens: must not be negative, not {self.lookahead}"
         if self.key_space.adapter:
             return "adapter: not supported"
-        if self.key_space.kv_policy:
-            return f"kv_policy: {self.key_space.kv_policy} is not supported; empty is hot only"
+        try:
+            KvPolicy.parse(self.key_space.kv_policy)
+        except ValueError as error:
+            return f"kv_policy: {error}"
+        if not 0 <= self.retention.priority < PRIORITIES:
+            return f"cache_priority: {self.retention.priority} is not within 0 and {PRIORITIES - 1}"
+        if self.retention.pin_seconds < 0:
+            return "pin_ms: must not be negative"
         names = [executor.executor_id for executor in self.executors]
         if len(set(names)) != len(names):
             return "executors: named twice"
@@ -77,6 +98,7 @@ class ReservationAnswer:
     format: int = 0
     blocks: Sequence[GroupBlocks] = ()
     cached_tokens: int = 0
+    demotions: Sequence[Demoted] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +108,59 @@ class ExtensionAnswer:
     sequence_id: int
     outcome: Outcome
     blocks: Sequence[GroupBlocks] = ()
+    demotions: Sequence[Demoted] = ()
     problem: str = ""
+
+
+@dataclass(slots=True)
+class Restated:
+    """A sequence that a scheduler holds from before, as the scheduler knows it.
+
+    `blocks` is the block table as it was granted; `demotions` are all its changes since, by ascending length.
+    """
+
+    sequence_id: int
+    executor_id: str
+    epoch: int
+    key_space: KeySpace
+    tokens: array[int]  # prompt and output so far
+    computed: int
+    blocks: Sequence[GroupBlocks]
+    demotions: Sequence[Demoted]
+
+    def advance(self, computed: int, token_ids: Sequence[int]) -> None:
+        """Progress that came before its executor did."""
+        self.tokens.extend(token_ids)
+        self.computed = computed
+
+    def problem(self) -> str:
+        """What is malformed, field first; empty for nothing."""
+        if self.sequence_id <= 0:
+            return f"sequence_id: must be positive, not {self.sequence_id}"
+        if not self.tokens or np.frombuffer(self.tokens, dtype=np.int32).min() < 0:
+            return "token_ids: at least one is needed, and none may be negative"
+        if not 0 <= self.computed <= len(self.tokens):
+            return f"computed_length: {self.computed} of {len(self.tokens)} tokens"
+        if len({group.group_id for group in self.blocks}) != len(self.blocks):
+            return "blocks: a group is named twice"
+        if any(not len(c.positions) == len(c.block_ids) == len(c.writes) for c in self.demotions):
+            return "demotions: parallel fields differ in length"
+        lengths = [change.length for change in self.demotions]
+        if lengths != sorted(lengths):
+            return "demotions: not by ascending length"
+        return ""
+
+
+def demoted(ages: Sequence[Pool], demotions: Iterable[Demotion]) -> list[Demoted]:
+    """Changes of one cache group's table, as schedulers and executors hear of them."""
+    group_id = ages[0].spec.group_id
+    return [
+        Demoted(
+            group_id,
+            length,
+            [d.position for d in together],
+            [ages[d.age].spec.first_block_id + d.block for d in together],
+            [d.writes for d in together],
+        )
+        for length, together in changes_by_length(demotions).items()
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any
 
 import grpc
@@ -14,12 +14,16 @@ from quire.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from services.common.errors import QuireError, Reason
 from services.kvmanager import messages
 from services.kvmanager.executors import ExecutorSpec
-from services.kvmanager.holdings import Refused
+from services.kvmanager.holdings import Refused, Session
 from services.kvmanager.manager import KvManager
 from services.kvmanager.requests import apply_request
+from services.kvmanager.responses import Responses
 from services.kvmanager.streams import PeerStream
 
 log = logging.getLogger("quire.kvmanager")
+
+STANDSTILL_SECONDS = 5.0
+"""A sequence that computed nothing for so long may be paused: nobody waits for its prefix any more."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 SchedulerStream = PeerStream[kvmanager_pb2.ReserveRequest, kvmanager_pb2.ReserveResponse]
@@ -35,7 +39,9 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         self._clock = clock
         self._schedulers: dict[str, SchedulerStream] = {}
         self._executors: dict[str, ExecutorStream] = {}
+        self._streams: dict[Session, SchedulerStream] = {}
         self._pushes: set[asyncio.Task[None]] = set()
+        self._watch: asyncio.TimerHandle | None = None
 
     async def Reserve(  # type: ignore[override]  # writes through the context: answers and pushes share a stream
         self, request_iterator: AsyncIterator[kvmanager_pb2.ReserveRequest], context: Context
@@ -48,18 +54,24 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         stream = SchedulerStream(context)
         _fence(self._schedulers, scheduler_id, stream)
         session = self.manager.open_session(scheduler_id, self._clock())
+        self._streams[session] = stream
         log.info("scheduler connected", extra={"scheduler_id": scheduler_id})
         self._reclaim()
 
         async def handle(request: kvmanager_pb2.ReserveRequest) -> None:
             if request.HasField("hello"):
                 raise QuireError(Reason.PROTOCOL, "hello: only the first message carries it")
-            response = apply_request(self.manager, session, request)
-            if response is not None:
-                await stream.send(lambda: response)
+            self.manager.pass_time(self._clock())
+            responses = apply_request(self.manager, session, request)
+            self._push_others(responses, session)
+            if responses.to(session).ByteSize():
+                await stream.send(lambda: responses.to(session))
+            self._watch_waiting()
 
         try:
-            welcome = apply_request(self.manager, session, first) or kvmanager_pb2.ReserveResponse()
+            responses = apply_request(self.manager, session, first)
+            self._push_others(responses, session)
+            welcome = responses.to(session)
             welcome.lease_ms = round(self.manager.lease_seconds * 1000)
             del welcome.space[:]
             welcome.space.extend(map(messages.write_space, self.manager.executors.values()))
@@ -68,6 +80,7 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         finally:
             if self._schedulers.get(scheduler_id) is stream:
                 del self._schedulers[scheduler_id]
+            del self._streams[session]
             self.manager.end_session(session, self._clock())
             log.info("scheduler left", extra={"scheduler_id": scheduler_id, "sequences_held": len(session.holdings)})
             asyncio.get_running_loop().call_later(self.manager.lease_seconds + 0.01, self._reclaim)
@@ -94,6 +107,7 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
                 await stream.send(self._acknowledgement(spec.executor_id))
 
         try:
+            self._say_due()
             self._announce([spec.executor_id])
             self._take_report(spec.executor_id, first)
             await stream.send(self._acknowledgement(spec.executor_id))
@@ -149,23 +163,57 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
 
     def _take_report(self, executor_id: str, request: kvmanager_pb2.ReportRequest) -> bool:
         """Whether the message said anything that is acknowledged."""
-        if request.done_operation_ids:
-            log.warning("unknown operations reported done", extra={"executor_id": executor_id})
+        self.manager.pass_time(self._clock())
         try:
-            self.manager.report(executor_id, request.epoch, request.closed_epochs)
+            self.manager.report(
+                executor_id,
+                request.epoch,
+                request.closed_epochs,
+                request.done_operation_ids,
+                request.failed_operation_ids,
+            )
         except Refused as problem:
             log.warning("report refused", extra={"executor_id": executor_id, "problem": str(problem)})
         self._reclaim()
         return bool(request.epoch or request.closed_epochs or request.HasField("description"))
 
     def _acknowledgement(self, executor_id: str) -> Callable[[], kvmanager_pb2.ReportResponse]:
-        return lambda: kvmanager_pb2.ReportResponse(epoch=self.manager.executors[executor_id].epoch)
+        return lambda: kvmanager_pb2.ReportResponse(
+            epoch=self.manager.executors[executor_id].epoch,
+            first_operation_id=self.manager.first_operation_id,
+        )
 
     def _reclaim(self) -> None:
         gained = self.manager.reclaim(self._clock())
+        self._say_due()
         if gained:
             log.info("blocks reclaimed", extra={"executors": sorted(gained)})
             self._announce(sorted(gained))
+
+    def _say_due(self) -> None:
+        """Tells schedulers what became due by other hands than their own."""
+        responses = Responses(self.manager)
+        responses.finish()
+        self._push_others(responses, None)
+
+    def _watch_waiting(self) -> None:
+        """Sees to it that no reservation waits for a sequence that stands still."""
+        if self._watch is None and len(self.manager.waiting):
+            self._watch = asyncio.get_running_loop().call_later(STANDSTILL_SECONDS, self._end_waiting)
+
+    def _end_waiting(self) -> None:
+        self._watch = None
+        responses = Responses(self.manager)
+        responses.add_answers(self.manager.answer_stale())
+        responses.finish()
+        self._push_others(responses, None)
+        self._watch_waiting()
+
+    def _push_others(self, responses: Responses, but: Session | None) -> None:
+        for session, response in responses:
+            stream = self._streams.get(session)
+            if stream is not None and session is not but:
+                self._start(_push(stream, response))
 
     def _announce(self, executor_ids: Iterable[str]) -> None:
         """Tells every scheduler the space of these executors: one that waits for blocks has nothing else to wake it."""
@@ -175,9 +223,16 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
             return kvmanager_pb2.ReserveResponse(space=map(messages.write_space, executors)) if executors else None
 
         for stream in self._schedulers.values():
-            task = asyncio.create_task(stream.push(make))
-            self._pushes.add(task)
-            task.add_done_callback(self._pushes.discard)
+            self._start(stream.push(make))
+
+    def _start(self, push: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(push)
+        self._pushes.add(task)
+        task.add_done_callback(self._pushes.discard)
+
+
+async def _push(stream: SchedulerStream, response: kvmanager_pb2.ReserveResponse) -> None:
+    await stream.push(lambda: response)
 
 
 def _fence(streams: dict[str, PeerStream[Any, Any]], name: str, stream: PeerStream[Any, Any]) -> None:

@@ -159,8 +159,8 @@ def _end(state: State, sequence: Sequence, ended: executor_pb2.SequenceEnd) -> N
 def _free(state: State, executor: Executor, last_plan: int) -> None:
     """Releases the blocks of stays whose ending plan was taken in."""
     leaving = executor.leaving
-    for stay, plan in list(leaving.items()):
-        if plan > last_plan:
+    for stay, left in list(leaving.items()):
+        if left.plan > last_plan:
             break  # later plans end later
         del leaving[stay]
         state.releases.append(stay)

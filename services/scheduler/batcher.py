@@ -11,8 +11,11 @@ from services.scheduler.lifecycle import UNSENT
 from services.scheduler.reserve import want_blocks
 from services.scheduler.sequence import UNLIMITED_STEPS, Sequence
 from services.scheduler.state import Executor, State
+from services.scheduler.stays import Stay
 
 CHUNKS_IN_FLIGHT = 2
+PREFILL_AHEAD_TOKENS = 256
+"""Slots beyond what is granted that a prompt asks for where it did not get all at first."""
 
 
 def step_budget(state: State, executor: Executor) -> int:
@@ -31,7 +34,7 @@ def plan(state: State, executor: Executor, budget: int, now: float) -> executor_
         return None
     message = executor_pb2.StepPlan(epoch=executor.epoch, acknowledged_results=executor.acknowledged_results)
     _enter(executor, message)
-    _grant_chunks(executor, message, budget, now)
+    _grant_chunks(state, executor, message, budget, now)
     if executor.top_up_due:
         _top_up(state, executor.decoding.values(), message, 2 * executor.grant_steps, now)
     elif executor.small_top_up_due:
@@ -73,11 +76,12 @@ def _enter(executor: Executor, message: executor_pb2.StepPlan) -> None:
             executor.top_up_due = True
             break
         del executor.entering[stay]
-        message.enter.append(_full_state(sequence))
-        sequence.blocks = ()
+        assert sequence.stay is not None
+        message.enter.append(_full_state(sequence, sequence.stay))
+        message.demotions.extend(sequence.stay.demotions)
 
 
-def _full_state(sequence: Sequence) -> executor_pb2.SequenceState:
+def _full_state(sequence: Sequence, stay: Stay) -> executor_pb2.SequenceState:
     request = sequence.request
     logprobs = types_pb2.LogprobOptions()
     logprobs.CopyFrom(request.logprobs)
@@ -90,7 +94,7 @@ def _full_state(sequence: Sequence) -> executor_pb2.SequenceState:
         token_ids=sequence.token_ids,
         prompt_length=request.prompt_length,
         computed_length=sequence.computed_length,
-        blocks=sequence.blocks,
+        blocks=stay.block_lists(),
         sampling=request.sampling,
         stop=request.stop,
         logprobs=logprobs,
@@ -98,7 +102,7 @@ def _full_state(sequence: Sequence) -> executor_pb2.SequenceState:
     )
 
 
-def _grant_chunks(executor: Executor, message: executor_pb2.StepPlan, budget: int, now: float) -> None:
+def _grant_chunks(state: State, executor: Executor, message: executor_pb2.StepPlan, budget: int, now: float) -> None:
     """Grants prefill chunks, first come first served, so that a step's chunks and decodes fit the budget.
 
     A quarter of the budget is left to prefill however many sequences decode.
@@ -115,13 +119,24 @@ def _grant_chunks(executor: Executor, message: executor_pb2.StepPlan, budget: in
             continue
         while len(sequence.chunks) < CHUNKS_IN_FLIGHT and sequence.is_prefilling:
             position = len(sequence.chunks)
-            chunk = min(left[position], len(sequence.token_ids) - sequence.projected_length)
+            chunk = min(left[position], _chunk_room(sequence))
             if chunk <= 0:
                 break
             left[position] -= chunk
             _grant_chunk(sequence, message, chunk, now)
         if not sequence.is_prefilling:
             _start_decoding(executor, sequence)
+        elif sequence.slots_asked == sequence.slots_held < sequence.projected_length + PREFILL_AHEAD_TOKENS:
+            want_blocks(state, sequence, PREFILL_AHEAD_TOKENS)
+
+
+def _chunk_room(sequence: Sequence) -> int:
+    """The most tokens of the next chunk: what is known and has slots, up to the next change of the block table."""
+    assert sequence.stay is not None
+    projected = sequence.projected_length
+    room = min(len(sequence.token_ids), sequence.slots_held) - projected
+    until_change = sequence.stay.room(projected)
+    return room if until_change is None else min(room, until_change)
 
 
 def _start_decoding(executor: Executor, sequence: Sequence) -> None:
@@ -154,7 +169,7 @@ def _top_up(
             sequence.granted_steps = granted + steps
             sequence.projected_length = projected = projected + steps
         if slots - projected < lookahead and slots < limit and sequence.slots_asked == slots:
-            want_blocks(state, sequence)
+            want_blocks(state, sequence, lookahead)
     message.sequence_ids.extend(ids)
     message.token_limits.extend([1] * len(ids))
     message.step_counts.extend(counts)
@@ -175,11 +190,14 @@ def _carry(executor: Executor, message: executor_pb2.StepPlan) -> None:
     """Moves what waited for a plan into this one."""
     message.ended_sequence_ids.extend(executor.ended_ids)
     for stay in executor.ended_ids:
-        if executor.leaving[stay] == UNSENT:
-            executor.leaving[stay] = executor.step
+        if executor.leaving[stay].plan == UNSENT:
+            executor.leaving[stay].plan = executor.step
+    entered = {entry.sequence_id for entry in message.enter}
     for stay, blocks in executor.appends.items():
-        message.append.append(executor_pb2.BlockAppend(sequence_id=stay, blocks=blocks))
+        if stay not in entered:  # those came with all their blocks
+            message.append.append(executor_pb2.BlockAppend(sequence_id=stay, blocks=blocks))
     message.sealed.extend(executor.sealed)
     message.operations.extend(executor.operations)
-    executor.ended_ids, executor.sealed, executor.operations = [], [], []
+    message.demotions.extend(d for d in executor.demotions if d.sequence_id not in entered)
+    executor.ended_ids, executor.sealed, executor.operations, executor.demotions = [], [], [], []
     executor.appends = {}

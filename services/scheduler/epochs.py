@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from quire.v1 import types_pb2
 from services.common.errors import QuireError, Reason
-from services.scheduler.lifecycle import abandon, enqueue, fail_request, leave_lost, requeue
+from services.scheduler.lifecycle import fail_request, leave_lost, requeue
 from services.scheduler.requests import say_models
-from services.scheduler.sequence import Phase
 from services.scheduler.state import UNLIMITED, Counters, Executor, Model, State
 
 
@@ -35,7 +34,7 @@ def executor_lost(state: State, executor: Executor, now: float) -> None:
 
 
 def kvmanager_opened(state: State) -> None:
-    """The kvmanager's stream is up. After a loss, `forget_reservations` comes first."""
+    """The kvmanager's stream is up. After a loss, `restate` comes first."""
     state.kv_connected, state.kv_lost_at = True, None
     for model in state.models.values():
         model.window, model.retry_at, model.unplaced_since = UNLIMITED, None, None
@@ -46,23 +45,6 @@ def kvmanager_lost(state: State, now: float) -> None:
     state.kv_connected = False
     if state.kv_lost_at is None:
         state.kv_lost_at = now
-
-
-def forget_reservations(state: State) -> None:
-    """Before a new kvmanager stream: nothing that was held or asked counts there, so every stream opens a new epoch."""
-    for executor in state.executors:
-        _lose_epoch(state, executor)
-        executor.asked_count, executor.available_blocks = 0, None
-        if executor.connected:
-            executor.stream_failure = "the kvmanager lost its state"
-    for asked in list(state.asked.values()):
-        asked.model.asked_count = 0
-        if (sequence := asked.sequence) is not None:
-            abandon(state, sequence)
-            sequence.move(Phase.WAITING)
-            enqueue(state, sequence)
-    state.asked.clear()
-    state.releases, state.progress, state.extends = [], [], []
 
 
 def forget_model(state: State, name: str, reason: QuireError) -> None:
@@ -81,7 +63,7 @@ def _lose_epoch(state: State, executor: Executor) -> None:
         requeue(state, sequence)
     state.releases.extend(executor.leaving)
     executor.leaving.clear()
-    executor.ended_ids, executor.sealed, executor.operations = [], [], []
+    executor.ended_ids, executor.sealed, executor.operations, executor.demotions = [], [], [], []
     executor.appends = {}
     executor.top_up_due = executor.small_top_up_due = executor.has_space = False
     executor.stall_check_at = None

@@ -9,7 +9,7 @@ import grpc
 
 from quire.v1 import kvmanager_pb2, kvmanager_pb2_grpc
 from services.common.errors import QuireError, Reason
-from services.scheduler import epochs, reserve
+from services.scheduler import epochs, reserve, restate
 from services.scheduler.link import Link
 from services.scheduler.state import State
 
@@ -39,7 +39,8 @@ class KvLink:
 
     def opened(self, first: kvmanager_pb2.ReserveResponse) -> None:
         if self._opened_before:
-            epochs.forget_reservations(self._state)
+            for message in restate.restate(self._state):
+                self.send(message)
         self._opened_before = True
         epochs.kvmanager_opened(self._state)
         self.received(first)

@@ -8,6 +8,7 @@ from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
 from services.common.errors import QuireError
 from services.scheduler.sequence import Phase, Request, Sequence
 from services.scheduler.state import TARGET_GROUP, Executor, State
+from services.scheduler.stays import Leaving, Stay
 
 UNSENT = 1 << 62
 """Plan that ends a stay, while that plan was not sent yet."""
@@ -39,7 +40,8 @@ def place(
     sequence.move(Phase.RUNNING)
     sequence.preempted = False
     sequence.executor = executor
-    sequence.blocks = granted.blocks
+    stay_record = sequence.stay = _stay(sequence, executor)
+    stay_record.add(granted.blocks, granted.demotions)
     sequence.slots_held = sequence.slots_asked = count_slots(granted.blocks, executor)
     sequence.reported_length = len(sequence.token_ids)
     sequence.computed_length = sequence.projected_length = granted.cached_tokens
@@ -62,14 +64,27 @@ def place(
         request.gateway.has_output = True
 
 
+def _stay(sequence: Sequence, executor: Executor) -> Stay:
+    assert executor.description is not None
+    return Stay(
+        sequence.sequence_id,
+        executor.executor_id,
+        executor.epoch,
+        executor.description.model.fingerprint,
+        sequence.request.tenant,
+        executor.description.kv_policy,
+    )
+
+
 def leave(state: State, sequence: Sequence) -> None:
     """Takes a running sequence off its executor; its blocks go back once the executor has answered that."""
     executor, stay = _detach(sequence)
     if executor.entering.pop(stay, None) is not None:
         state.releases.append(stay)  # no plan ever named it
     else:
+        assert sequence.stay is not None
         executor.ended_ids.append(stay)
-        executor.leaving[stay] = UNSENT
+        executor.leaving[stay] = Leaving(sequence.stay, UNSENT, sequence.token_ids[:], sequence.computed_length)
     sequence.forget_stay()
 
 
@@ -101,6 +116,8 @@ def _detach(sequence: Sequence) -> tuple[Executor, int]:
     ):
         part.pop(stay, None)
     executor.appends.pop(stay, None)
+    if executor.demotions:
+        executor.demotions = [demotion for demotion in executor.demotions if demotion.sequence_id != stay]
     return executor, stay
 
 

@@ -11,6 +11,7 @@ from services.common.errors import QuireError, Reason
 from services.common.limits import MESSAGE_TOKENS
 from services.scheduler.lifecycle import count_slots, enqueue, fail_request, finish, place
 from services.scheduler.queue import order
+from services.scheduler.restate import lose
 from services.scheduler.sequence import Phase, Sequence
 from services.scheduler.state import UNLIMITED, Asked, Executor, Model, State
 
@@ -25,9 +26,9 @@ QUIET_RETRY_SECONDS = 0.5
 """Refused although nothing of ours will be released: a lease may run out unannounced."""
 
 
-def want_blocks(state: State, sequence: Sequence) -> None:
-    """Asks for blocks ahead of need: what is granted so far and the lookahead, never more than it can use."""
-    wanted = sequence.projected_length + state.limits.lookahead_tokens
+def want_blocks(state: State, sequence: Sequence, ahead: int) -> None:
+    """Asks for blocks ahead of need: what is granted so far and `ahead` more tokens, never more than it can use."""
+    wanted = max(sequence.projected_length + ahead, sequence.slots_held + 1)
     sequence.slots_asked = min(sequence.length_limit, wanted)
     state.extends.append(sequence)
 
@@ -71,7 +72,7 @@ def _extend(state: State, message: kvmanager_pb2.ReserveRequest) -> None:
             starved = sorted(executor.starved.values(), key=order)
             executor.starved.clear()
             for sequence in starved:
-                want_blocks(state, sequence)
+                want_blocks(state, sequence, state.limits.lookahead_tokens)
     wanting, state.extends = state.extends + wanting, []
     for sequence in wanting:
         if sequence.executor is not None and sequence.slots_asked > sequence.slots_held:  # not gone meanwhile
@@ -151,6 +152,7 @@ def _ask(state: State, model: Model, sequence: Sequence, allowed: list[Executor]
             )
             for e in allowed
         ],
+        kv_policy=allowed[0].description.kv_policy if allowed[0].description is not None else "",
         skip_prefix_cache=sequence.wants_prompt_scores,
     )
 
@@ -166,6 +168,8 @@ def take(state: State, response: kvmanager_pb2.ReserveResponse, now: float) -> N
                 _space_appeared(state, executor)
     for result in response.reservations:
         _take_reservation(state, result, now)
+    if response.lost_sequence_ids:
+        lose(state, list(response.lost_sequence_ids))
     for extension in response.extensions:
         _take_extension(executors, state, extension)
     for sealed in response.sealed:
@@ -244,7 +248,10 @@ def _take_extension(executors: dict[str, Executor], state: State, result: kvmana
     if result.outcome == GRANTED:
         sequence.slots_held += count_slots(result.blocks, executor)
         sequence.slots_asked = sequence.slots_held
+        assert sequence.stay is not None
+        sequence.stay.add(result.blocks, result.demotions)
         executor.appends.setdefault(stay, []).extend(result.blocks)
+        executor.demotions += result.demotions
         if sequence.granted_steps <= executor.grant_steps:
             executor.top_up_due = True
     elif result.outcome == NO_BLOCKS:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from quire.v1 import executor_pb2, types_pb2
+from quire.v1 import types_pb2
+from services.scheduler.stays import Stay
 
 if TYPE_CHECKING:
     from services.scheduler.state import Executor, Gateway
@@ -87,7 +87,7 @@ class Sequence:
     # The present stay.
     sequence_id: int = 0
     executor: Executor | None = None
-    blocks: Seq[executor_pb2.BlockList] = ()  # until it enters
+    stay: Stay | None = None
     slots_held: int = 0  # token slots of its blocks
     slots_asked: int = 0  # slots_held, or what it will hold once the kvmanager answers
     reported_length: int = 0  # tokens that the kvmanager knows
@@ -117,7 +117,7 @@ class Sequence:
 
     def forget_stay(self) -> None:
         """Clears what belonged to the stay that is over."""
-        self.sequence_id, self.executor, self.blocks = 0, None, ()
+        self.sequence_id, self.executor, self.stay = 0, None, None
         self.slots_held = self.slots_asked = self.reported_length = self.next_report_length = 0
         self.computed_length = self.projected_length = self.granted_steps = 0
         self.chunks = []

@@ -11,6 +11,7 @@ from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
 from services.scheduler.heap import LazyHeap
 from services.scheduler.queue import WaitingQueue
 from services.scheduler.sequence import Request, Sequence
+from services.scheduler.stays import Leaving
 
 TARGET_GROUP = 0  # the cache group of the model itself
 UNLIMITED = 1 << 30
@@ -68,13 +69,14 @@ class Executor:
     chunking: dict[int, Sequence] = field(default_factory=dict)  # those of `decoding` whose last chunk is unanswered
     capped: dict[int, Sequence] = field(default_factory=dict)  # those of `decoding` that may have few unanswered steps
     starved: dict[int, Sequence] = field(default_factory=dict)  # refused more blocks
-    leaving: dict[int, int] = field(default_factory=dict)  # stay -> plan that ends it; its blocks wait for the answer
+    leaving: dict[int, Leaving] = field(default_factory=dict)  # by stay; blocks wait for the executor's answer
 
     # What the next plan carries.
     ended_ids: list[int] = field(default_factory=list)
     appends: dict[int, list[executor_pb2.BlockList]] = field(default_factory=dict)
     sealed: list[executor_pb2.SealedBlock] = field(default_factory=list)
     operations: list[executor_pb2.BlockOperation] = field(default_factory=list)
+    demotions: list[executor_pb2.BlockDemotion] = field(default_factory=list)
     top_up_due: bool = False  # all sequences get new credit
     small_top_up_due: bool = False  # only capped and prefilling ones do
 

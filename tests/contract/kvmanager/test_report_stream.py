@@ -48,12 +48,13 @@ def with_pools(*pools: dict[str, Any], groups: int = 1) -> types_pb2.ExecutorDes
         (description(name=""), Reason.INVALID_FIELD, "description.executor_id"),
         (with_pools({"group_id": 1}), Reason.INVALID_FIELD, "description.pools[0].group_id"),
         (with_pools({"tier": 0}), Reason.INVALID_FIELD, "description.pools[0].tier"),
-        (with_pools({}, {"tier": 2}), Reason.UNSUPPORTED, "description.pools[1].tier"),
+        (with_pools({}, {"tier": 4}), Reason.UNSUPPORTED, "description.pools[1].tier"),
+        (with_pools({}, {"tier": 3, "format": 5}), Reason.INVALID_FIELD, "description.pools.format"),
         (with_pools({"format": 0}), Reason.INVALID_FIELD, "description.pools[0].format"),
         (with_pools({"block_count": 0}), Reason.INVALID_FIELD, "description.pools[0].block_count"),
         (with_pools({"first_block_id": -1}), Reason.INVALID_FIELD, "description.pools[0].first_block_id"),
         (with_pools({"first_block_id": 2**31 - 3}), Reason.INVALID_FIELD, "description.pools[0].first_block_id"),
-        (with_pools({}, {"first_block_id": 4}), Reason.UNSUPPORTED, "description.pools.format"),
+        (with_pools({}, {"first_block_id": 4}), Reason.INVALID_FIELD, "description.pools.format"),
         (with_pools({}, {"rank_nodes": [1]}), Reason.INVALID_FIELD, "description.pools.first_block_id"),
         (
             with_pools({}, {"rank_nodes": [1], "first_block_id": 4, "pool_id": 0}),
@@ -92,7 +93,7 @@ async def test_a_lost_executor_takes_nothing_until_it_is_back_with_what_it_held(
     back = Executor(stub)
     await back.register()
     assert space(await scheduler.read()) == [("e", 6, 8)]
-    assert (await scheduler.reserve(2, range(8))).outcome == GRANTED
+    assert (await scheduler.reserve(2, [9] * 8)).outcome == GRANTED
 
 
 async def test_an_executor_that_is_gone_leaves_with_its_last_sequence(stub: Any) -> None:

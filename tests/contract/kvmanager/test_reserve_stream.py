@@ -165,10 +165,6 @@ async def test_extensions_without_counts_are_invalid(scheduler: Scheduler) -> No
     [
         ({}, Reason.PROTOCOL),
         ({"hello": kvmanager_pb2.ReserveHello()}, Reason.INVALID_FIELD),
-        (
-            {"hello": kvmanager_pb2.ReserveHello(scheduler_id="s", held=[kvmanager_pb2.HeldSequence()])},
-            Reason.UNSUPPORTED,
-        ),
     ],
 )
 async def test_bad_hellos_end_the_stream(stub: Any, fields: dict[str, Any], reason: Reason) -> None:

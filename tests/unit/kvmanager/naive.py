@@ -15,6 +15,8 @@ class NaiveSequence:
     tokens: list[int]
     computed: int
     blocks: list[int]
+    prompt: list[int] = field(default_factory=list)
+    is_open: bool = True  # its scheduler's stream lasts
 
 
 @dataclass(eq=False)
@@ -30,6 +32,7 @@ class NaiveExecutor:
     cached: list[int] = field(default_factory=list)
     content: dict[int, Prefix] = field(default_factory=dict)
     sequences: list[NaiveSequence] = field(default_factory=list)
+    filling: dict[Prefix, NaiveSequence] = field(default_factory=dict)  # who said first that it computes a block
 
     def __post_init__(self) -> None:
         self.free = list(range(self.count))
@@ -62,17 +65,32 @@ class NaiveExecutor:
                 del self.content[taken[-1]]
         return taken
 
-    def reserve(self, tokens: list[int], lookahead: int, epoch: int) -> NaiveSequence | str:
+    def filler(self, tokens: list[int], cached: int) -> tuple[NaiveSequence, int] | None:
+        """Who is computing what follows the cached tokens, and how far it goes."""
+        end, found = cached + self.size, None
+        while end < len(tokens):
+            sequence = self.filling.get(tuple(tokens[:end]))
+            if sequence is None or not sequence.is_open or (found is not None and sequence is not found):
+                break
+            found, end = sequence, end + self.size
+        return None if found is None else (found, end - self.size)
+
+    def reserve(self, tokens: list[int], lookahead: int, epoch: int) -> NaiveSequence | tuple[NaiveSequence, int] | str:
         whole, matched = self.blocks_for(len(tokens) + lookahead), self.matched(tokens)
         idle = [block for block in matched if block in self.cached]
         if whole > self.count:
             return "NEVER_FITS"
         if whole - len(matched) > len(self.free) + len(self.cached) - len(idle):
             return "NO_BLOCKS"
+        filler = self.filler(tokens, len(matched) * self.size)
+        if filler is not None:
+            return filler
         self.cached = [block for block in self.cached if block not in idle]
         blocks = matched + self.take(whole - len(matched))
-        sequence = NaiveSequence(self, epoch, list(tokens), len(matched) * self.size, blocks)
+        sequence = NaiveSequence(self, epoch, list(tokens), len(matched) * self.size, blocks, list(tokens))
         self.sequences.append(sequence)
+        for end in range((len(matched) + 1) * self.size, len(tokens), self.size):
+            self.filling.setdefault(tuple(tokens[:end]), sequence)
         return sequence
 
     def extend(self, sequence: NaiveSequence, slots: int) -> list[int] | str:
@@ -97,10 +115,17 @@ class NaiveExecutor:
                 self.content[sequence.blocks[position]] = prefix
                 sealed.append(sequence.blocks[position])
         sequence.computed = computed
+        self.filled(sequence, computed)
         return sealed
+
+    def filled(self, sequence: NaiveSequence, through: int) -> None:
+        mine = [prefix for prefix, filler in self.filling.items() if filler is sequence and len(prefix) <= through]
+        for prefix in mine:
+            del self.filling[prefix]
 
     def release(self, sequence: NaiveSequence) -> None:
         self.sequences.remove(sequence)
+        self.filled(sequence, len(sequence.prompt))
         for position in reversed(range(len(sequence.blocks))):
             block = sequence.blocks[position]
             if self.holders(block) == 0:

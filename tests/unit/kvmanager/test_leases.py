@@ -126,7 +126,7 @@ def test_d2_a_hundred_lost_schedulers_leak_nothing() -> None:
         epoch = only_executor(made).epoch
         on = [AllowedExecutor("e", epoch)]
         for sequence in (1, 2, 3):
-            assert made.reserve(session, reservation(sequence, range(7), on=on)).outcome == Outcome.GRANTED
+            assert made.reserve(session, reservation(sequence, [sequence] * 7, on=on)).outcome == Outcome.GRANTED
         made.end_session(session, now)
         if round_number % 2:
             made.report("e", epoch + 1, [epoch])

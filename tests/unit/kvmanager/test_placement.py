@@ -74,7 +74,7 @@ def test_reasons_name_what_decided() -> None:
     assert choose([candidate("a", cached=32, running=2, queued=5), candidate("b", room=0)]).reasons == [
         "32 of 128 tokens cached",
         "2 running, 5 tokens queued",
-        f"cost {96 + 5 + 2 * RUNNING_TOKENS}, best of 1 with room among 2",
+        f"cost {96 + 5 + 3 * RUNNING_TOKENS}, best of 1 with room among 2",
     ]
     assert choose([candidate("b", room=3, node=1)]).reasons == ["b node 1: needs 8 new blocks, 3 available"]
     assert choose([candidate("b", total=6)]).reasons == ["b node -1: needs 8 blocks of 6"]

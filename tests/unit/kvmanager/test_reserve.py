@@ -56,9 +56,9 @@ def test_extend_adds_up_to_a_total_and_nothing_below_what_is_held() -> None:
     made.reserve(session, reservation(1, range(5)))
     assert made.extend(session, 1, 8) == made.extend(session, 1, 1)
     assert made.extend(session, 1, 8).outcome == Outcome.GRANTED
-    assert made.extend(session, 1, 8).blocks == []
+    assert not made.extend(session, 1, 8).blocks
     assert made.extend(session, 1, 9).blocks == [(0, [2])]
-    assert made.extend(session, 1, 9).blocks == []
+    assert not made.extend(session, 1, 9).blocks
     assert made.extend(session, 1, 32).blocks == [(0, [3, 4, 5, 6, 7])]
 
 
@@ -106,7 +106,7 @@ def good() -> Reservation:
         ),
         (
             Reservation(2, KeySpace("m", "n", kv_policy="int4"), good().tokens, 0, good().executors),
-            "kv_policy: int4 is not supported; empty is hot only",
+            "kv_policy: 'int4' is no KV policy such as 'hot:512,int8:2048,int4'",
         ),
     ],
 )

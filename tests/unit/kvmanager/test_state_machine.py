@@ -14,6 +14,7 @@ from services.kvmanager.holdings import Refused
 from services.kvmanager.manager import KvManager
 from services.kvmanager.placement import Outcome
 from services.kvmanager.reservations import AllowedExecutor, ReservationAnswer
+from services.kvmanager.waiting import Parked
 from tests.unit.kvmanager.helpers import LEASE, executor, pool, reservation
 from tests.unit.kvmanager.naive import NaiveExecutor, NaiveSequence
 
@@ -38,6 +39,16 @@ class Orphan(NamedTuple):
     sequence: NaiveSequence
 
 
+class Waiting(NamedTuple):
+    """A reservation that is answered later."""
+
+    tokens: list[int]
+    lookahead: int
+    epochs: dict[str, int]  # of the executors allowed
+    filler: NaiveSequence
+    length: int  # that the filler has to compute
+
+
 class KvManagerMachine(RuleBasedStateMachine):
     """Two executors, two schedulers that die and return, two sequence ids each."""
 
@@ -54,29 +65,26 @@ class KvManagerMachine(RuleBasedStateMachine):
         self.opened = 2  # sessions so far
         self.order = {"s": 1, "t": 2}  # of the present sessions
         self.orphans: list[Orphan] = []
+        self.waiting: dict[tuple[str, int], Waiting] = {}  # in order of arrival
 
     # Sequences
 
     @rule(scheduler=schedulers, sequence=sequences, tokens=prompts, lookahead=st.integers(0, 4), only=executors)
     def reserve(self, scheduler: str, sequence: int, tokens: list[int], lookahead: int, only: str) -> None:
-        if (scheduler, sequence) in self.held:
-            assert self.ask(scheduler, sequence, tokens, lookahead, [only]).outcome == Outcome.INVALID
+        if (scheduler, sequence) in self.held or (scheduler, sequence) in self.waiting:
+            refused = self.ask(scheduler, sequence, tokens, lookahead, [only])
+            assert refused is not None
+            assert refused.outcome == Outcome.INVALID
             self.release(scheduler, sequence)
         answer = self.ask(scheduler, sequence, tokens, lookahead, [only])
-        if not self.open(only):
-            assert answer.outcome == Outcome.NO_EXECUTOR
-        else:
-            self.compare(scheduler, sequence, tokens, lookahead, only)
+        self.take(scheduler, sequence, tokens, lookahead, {only: self.epochs[only]}, answer)
 
     @rule(scheduler=schedulers, sequence=sequences, tokens=prompts)
     def reserve_anywhere(self, scheduler: str, sequence: int, tokens: list[int]) -> None:
+        if (scheduler, sequence) in self.held or (scheduler, sequence) in self.waiting:
+            self.release(scheduler, sequence)
         answer = self.ask(scheduler, sequence, tokens, 0, sorted(COUNTS))
-        if answer.outcome == Outcome.GRANTED:
-            assert self.open(answer.executor_id)
-            self.compare(scheduler, sequence, tokens, 0, answer.executor_id)
-        elif (scheduler, sequence) not in self.held:
-            for name in filter(self.open, COUNTS):
-                assert isinstance(self.naive[name].reserve(tokens, 0, 0), str), f"{name} had room"
+        self.take(scheduler, sequence, tokens, 0, dict(self.epochs), answer)
 
     @rule(scheduler=schedulers, sequence=sequences, slots=st.integers(-1, 16))
     def extend(self, scheduler: str, sequence: int, slots: int) -> None:
@@ -113,6 +121,7 @@ class KvManagerMachine(RuleBasedStateMachine):
             return
         _, sealed = self.real.progress(self.sessions[scheduler], sequence, computed, new)
         assert [block.block_id for block in sealed] == held.executor.progress(held, computed, new)
+        self.answer_due()
 
     @rule(scheduler=schedulers, sequence=sequences)
     def compute_backwards(self, scheduler: str, sequence: int) -> None:
@@ -124,12 +133,15 @@ class KvManagerMachine(RuleBasedStateMachine):
     @rule(scheduler=schedulers, sequence=sequences)
     def release(self, scheduler: str, sequence: int) -> None:
         held = self.held.pop((scheduler, sequence), None)
-        if held is None:
+        if self.waiting.pop((scheduler, sequence), None) is not None:
+            assert self.real.release(self.sessions[scheduler], sequence) == ""
+        elif held is None:
             with pytest.raises(Refused):
                 self.real.release(self.sessions[scheduler], sequence)
         else:
             self.real.release(self.sessions[scheduler], sequence)
             held.executor.release(held)
+            self.answer_due()
 
     @rule(scheduler=schedulers, tokens=prompts, only=executors)
     def serve_whole(self, scheduler: str, tokens: list[int], only: str) -> None:
@@ -140,11 +152,12 @@ class KvManagerMachine(RuleBasedStateMachine):
 
     @rule(scheduler=schedulers, tokens=prompts, cut=st.integers(1, 6), only=executors)
     def serve_twins(self, scheduler: str, tokens: list[int], cut: int, only: str) -> None:
-        """Two at once with a common prefix, which both compute."""
+        """Two at once with a common prefix, which the first computes."""
         self.reserve(scheduler, 8, tokens[:cut], 0, only)
         self.reserve(scheduler, 9, tokens, 0, only)
         for sequence in (8, 9):
-            self.compute(scheduler, sequence, 11, 0)
+            if (scheduler, sequence) in self.held:
+                self.compute(scheduler, sequence, 11, 0)
         for sequence in (8, 9):
             self.release(scheduler, sequence)
 
@@ -220,6 +233,7 @@ class KvManagerMachine(RuleBasedStateMachine):
             return
         self.drop_sequences(name)
         self.register_anew(name)
+        self.answer_due()
 
     # What must hold
 
@@ -240,6 +254,7 @@ class KvManagerMachine(RuleBasedStateMachine):
             assert blocks.eviction_order() == naive.cached
             assert blocks.leased_count == naive.count - len(naive.free) - len(naive.cached)
         assert self.real.sequence_count == len(self.held) + len(self.orphans)
+        assert len(self.real.waiting) == len(self.waiting)
 
     @invariant()
     def prefixes_outlive_their_continuations(self) -> None:
@@ -250,25 +265,77 @@ class KvManagerMachine(RuleBasedStateMachine):
 
     def ask(
         self, scheduler: str, sequence: int, tokens: list[int], lookahead: int, names: list[str]
-    ) -> ReservationAnswer:
+    ) -> ReservationAnswer | None:
         allowed = [AllowedExecutor(name, self.epochs[name]) for name in names]
-        self.answer = self.real.reserve(
+        return self.real.reserve(
             self.sessions[scheduler], reservation(sequence, tokens, lookahead=lookahead, on=allowed)
         )
-        return self.answer
 
-    def open(self, name: str) -> bool:
-        return self.naive[name].connected and self.naive[name].closed_through < self.epochs[name]
+    def take(
+        self,
+        scheduler: str,
+        sequence: int,
+        tokens: list[int],
+        lookahead: int,
+        epochs: dict[str, int],
+        answer: ReservationAnswer | None,
+    ) -> None:
+        """Compares an answer with what the model says of the executor that it names, or of all where it names none."""
+        key = scheduler, sequence
+        usable = [
+            name
+            for name, epoch in epochs.items()
+            if self.naive[name].connected
+            and epoch >= self.naive[name].epoch
+            and epoch > self.naive[name].closed_through
+        ]
+        if answer is None:
+            behind = next(
+                p.filler for p in self.real.waiting if p.wanted.sequence_id == sequence and self.is_of(p, scheduler)
+            )
+            assert behind is not None
+            name = behind.holding.executor.spec.executor_id
+            assert name in usable
+            filler = self.naive[name].reserve(tokens, lookahead, epochs[name])
+            assert isinstance(filler, tuple)
+            assert filler[1] == behind.length
+            self.waiting[key] = Waiting(tokens, lookahead, epochs, *filler)
+        elif answer.outcome == Outcome.GRANTED:
+            name = answer.executor_id
+            assert name in usable
+            expected = self.naive[name].reserve(tokens, lookahead, epochs[name])
+            assert isinstance(expected, NaiveSequence)
+            assert answer.cached_tokens == expected.computed < len(tokens)
+            assert [block for group in answer.blocks for block in group.block_ids] == expected.blocks
+            self.held[key] = expected
+        else:
+            refusals = {self.naive[name].reserve(tokens, lookahead, 0) for name in usable}
+            assert all(isinstance(refusal, str) for refusal in refusals), f"{usable} had room"
+            expected_name = "NO_EXECUTOR" if not usable else "NO_BLOCKS" if "NO_BLOCKS" in refusals else "NEVER_FITS"
+            assert answer.outcome.name == expected_name
 
-    def compare(self, scheduler: str, sequence: int, tokens: list[int], lookahead: int, name: str) -> None:
-        expected = self.naive[name].reserve(tokens, lookahead, self.epochs[name])
-        if isinstance(expected, str):
-            assert self.answer.outcome.name == expected
-            return
-        assert self.answer.outcome == Outcome.GRANTED
-        assert self.answer.cached_tokens == expected.computed < len(tokens)
-        assert [block for group in self.answer.blocks for block in group.block_ids] == expected.blocks
-        self.held[scheduler, sequence] = expected
+    def is_of(self, parked: Parked, scheduler: str) -> bool:
+        return parked.session is self.sessions[scheduler]
+
+    def answer_due(self) -> None:
+        """What waited for something that has happened is answered, in the order in which it came."""
+        due = {
+            key: waiting
+            for key, waiting in self.waiting.items()
+            if waiting.filler not in waiting.filler.executor.sequences
+            or not waiting.filler.is_open
+            or waiting.filler.computed >= waiting.length
+        }
+        for key in due:
+            del self.waiting[key]
+        answers = {
+            (next(name for name, mine in self.sessions.items() if mine is session), answer.sequence_id): answer
+            for session, answer in self.real.answer_due()
+        }
+        assert answers.keys() <= due.keys()
+        for (scheduler, sequence), waiting in due.items():
+            answer = answers.get((scheduler, sequence))
+            self.take(scheduler, sequence, waiting.tokens, waiting.lookahead, waiting.epochs, answer)
 
     def open_session(self, scheduler: str, name: str) -> None:
         self.opened += 1
@@ -277,7 +344,10 @@ class KvManagerMachine(RuleBasedStateMachine):
 
     def orphan(self, scheduler: str, lease_end: float) -> None:
         mine = [key for key in self.held if key[0] == scheduler]
+        for key in mine:
+            self.held[key].is_open = False
         self.orphans += [Orphan(self.order[scheduler], lease_end, self.held.pop(key)) for key in mine]
+        self.waiting = {key: waiting for key, waiting in self.waiting.items() if key[0] != scheduler}
 
     def reclaim(self) -> None:
         self.real.reclaim(self.now)
@@ -287,6 +357,7 @@ class KvManagerMachine(RuleBasedStateMachine):
             if orphan.lease_end <= self.now and ended:
                 naive.release(orphan.sequence)
                 self.orphans.remove(orphan)
+        self.answer_due()
 
     def close_epoch(self, name: str, closed: int) -> None:
         if self.naive[name].connected:
@@ -296,6 +367,7 @@ class KvManagerMachine(RuleBasedStateMachine):
 
     def drop_sequences(self, name: str) -> None:
         gone = self.naive[name]
+        gone.sequences = []
         self.held = {key: held for key, held in self.held.items() if held.executor is not gone}
         self.orphans = [orphan for orphan in self.orphans if orphan.sequence.executor is not gone]
 

@@ -9,6 +9,7 @@ from services.scheduler import epochs, requests
 from services.scheduler.alarms import next_alarm
 from services.scheduler.apply import apply
 from services.scheduler.reserve import take
+from services.scheduler.restate import restate
 from services.scheduler.state import Gateway, Limits, State
 from services.scheduler.turn import turn
 from tests.unit.scheduler.sim_executor import SimExecutor, reference
@@ -68,16 +69,16 @@ class Harness:
         epochs.executor_lost(self.state, self.state.executors[index], self.now)
 
     def restart_kv(self) -> None:
-        """The kvmanager died and came back empty; every executor opens a new epoch."""
+        """The kvmanager died and came back empty; the executors register again, what runs is stated again."""
         epochs.kvmanager_lost(self.state, self.now)
         self.to_kv.clear()
         self.from_kv.clear()
         self.kv.restart()
-        epochs.forget_reservations(self.state)
-        epochs.kvmanager_opened(self.state)
-        for index, executor in enumerate(self.state.executors):
+        for sim, executor in zip(self.sims, self.state.executors, strict=True):
             if executor.connected:
-                self.open(index)
+                self.kv.register(sim)
+        self.to_kv.extend(restate(self.state))
+        epochs.kvmanager_opened(self.state)
 
     def send(self, *submits: scheduler_pb2.Submit, **parts: object) -> None:
         for submit in submits:

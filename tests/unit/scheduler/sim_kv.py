@@ -45,6 +45,8 @@ class SimKv:
 
     def handle(self, request: kvmanager_pb2.ReserveRequest) -> kvmanager_pb2.ReserveResponse:
         response = kvmanager_pb2.ReserveResponse()
+        for stated in request.held:
+            self._restate(stated)
         for stay in request.released_sequence_ids:
             held = self.held.pop(stay)  # KeyError: released twice, or never reserved
             for block in held.blocks:
@@ -63,12 +65,38 @@ class SimKv:
             )
         return response
 
+    def _restate(self, stated: kvmanager_pb2.HeldSequence) -> None:
+        name, stay = stated.executor_id, stated.sequence_id
+        assert stay not in self.held
+        assert self.epochs[name] == stated.epoch
+        assert self.fingerprints[name] == stated.model_fingerprint
+        (blocks,) = (list(group.block_ids) for group in stated.blocks)
+        tokens, size = list(stated.token_ids), self.size[name]
+        assert stated.computed_length <= min(len(tokens), len(blocks) * size)
+        for other in self.held.values():
+            if other.executor_id == name:
+                for position, block in enumerate(blocks):
+                    if block in other.blocks:  # a common prefix, whole and computed
+                        end = (position + 1) * size
+                        assert other.blocks.index(block) == position
+                        assert end <= stated.computed_length
+                        assert other.tokens[:end] == tokens[:end]
+        for block in blocks:
+            self.references[name][block] += 1
+        self.used_ids.add(stay)
+        held = self.held[stay] = Held(name, stated.namespace, blocks, tokens, 0)
+        self._seal(held, stated.computed_length)
+
     def _progress(self, progress: kvmanager_pb2.SequenceProgress) -> None:
         held = self.held[progress.sequence_id]
         held.tokens += progress.token_ids
         size = self.size[held.executor_id]
         assert progress.computed_length <= min(len(held.tokens), len(held.blocks) * size)
-        while (held.sealed + 1) * size <= progress.computed_length:
+        self._seal(held, progress.computed_length)
+
+    def _seal(self, held: Held, computed: int) -> None:
+        size = self.size[held.executor_id]
+        while (held.sealed + 1) * size <= computed:
             key = (self.fingerprints[held.executor_id], held.namespace, *held.tokens[: (held.sealed + 1) * size])
             self.cache[held.executor_id].setdefault(key, held.blocks[held.sealed])
             held.sealed += 1

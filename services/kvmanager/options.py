@@ -1,0 +1,149 @@
+"""What a reservation would take at one place, and the taking."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from services.common.kv_policy import PERIOD
+from services.kvmanager.copies import CopyPlan
+from services.kvmanager.executors import Executor, Place
+from services.kvmanager.holdings import GroupHolding, Holding, Session
+from services.kvmanager.matching import Match, PromptKeys, no_match
+from services.kvmanager.moves import Move
+from services.kvmanager.placement import Candidate, Need
+from services.kvmanager.pools import Pool
+from services.kvmanager.reservations import AllowedExecutor, Reservation
+
+AHEAD_TOKENS = 2 * PERIOD
+"""Slots beyond the cached ones that a sequence with formats by age gets at first: older blocks shrink as it grows."""
+
+
+@dataclass(slots=True)
+class Option:
+    """One place for one reservation. Nothing is held before `hold`."""
+
+    executor: Executor
+    place: Place
+    load: AllowedExecutor
+    match: Match
+    slots: int  # token slots at first
+    copies: tuple[CopyPlan, ...]  # per cache group
+    below: list[tuple[Pool, int]] = field(default_factory=list)  # what follows the match, in lower tiers
+
+    @classmethod
+    def of(
+        cls, wanted: Reservation, keys: PromptKeys, executor: Executor, place: Place, load: AllowedExecutor
+    ) -> Option:
+        policy = executor.spec.policy
+        match = no_match(keys, place) if wanted.skip_prefix_cache else keys.match(place, policy)
+        cached, slots = match.cached_tokens, len(wanted.tokens) + wanted.lookahead
+        if policy.colder:
+            slots = min(slots, cached + AHEAD_TOKENS)
+        copies = []
+        for ages, group in zip(place.groups, match.groups, strict=True):
+            size = ages[0].spec.block_size
+            through = ages[0].spec.blocks_for(slots) * size
+            changes = [*group.conversions(policy, size, cached), *policy.changes(size, cached, through)]
+            copies.append(CopyPlan(ages, changes, group.key))
+        return cls(executor, place, load, match, slots, tuple(copies))
+
+    def compute_alone(self) -> None:
+        """Waits for no other sequence."""
+        self.match = self.match._replace(filler=None)
+
+    def look_below(self) -> None:
+        """Finds what follows the match in lower tiers, as far as there is room to bring it up.
+
+        Only where all blocks are hot and of one cache group: else a copy of every age and group had to be there.
+        """
+        if len(self.place.groups) > 1 or self.executor.spec.policy.colder or self.match.filler is not None:
+            return
+        pool, match = self.place.pools[0], self.match.groups[0]
+        found = self.executor.moves.find_lower(pool, match.keys[len(match.blocks) :])
+        self.below = found[: pool.room_beside(match.blocks)]
+
+    def load_below(self) -> list[Move]:
+        """Begins to bring that up."""
+        pool, match = self.place.pools[0], self.match.groups[0]
+        first = len(match.blocks)
+        keys = match.keys[first : first + len(self.below)]
+        return self.executor.moves.load(pool, keys, self.below, self.load.epoch)
+
+    def candidate(self, wanted: Reservation) -> Candidate:
+        """What placement must know of this option."""
+        filler = self.match.filler
+        return Candidate(
+            executor_id=self.load.executor_id,
+            node=self.place.node,
+            distance=self.place.pools[0].spec.distance,
+            running_count=self.load.running_count,
+            queued_tokens=self.load.queued_tokens,
+            prompt_tokens=len(wanted.tokens),
+            cached_tokens=max(self.match.cached_tokens, filler.length if filler else 0),
+            loadable_tokens=len(self.below) * self.place.pools[0].spec.block_size,
+            needs=tuple(self._needs(len(wanted.tokens) + wanted.lookahead)),
+        )
+
+    def hold(self, session: Session, wanted: Reservation) -> Holding:
+        """Takes the blocks; the caller has seen that the candidate fits now."""
+        groups = []
+        key_space = wanted.key_space
+        for ages, match, plan in zip(self.place.groups, self.match.groups, self.copies, strict=True):
+            found = match.by_age(len(ages))
+            for pool, blocks in zip(ages[1:], found[1:], strict=True):
+                pool.acquire(blocks, 0, key_space.namespace)
+            fresh_count = ages[0].spec.blocks_for(self.slots) - len(match.blocks)
+            fresh = ages[0].acquire(found[0], fresh_count, key_space.namespace)[len(found[0]) :]
+            settled, pending = match.keys[: len(match.blocks)], deque(plan.take(key_space.namespace))
+            groups.append(
+                GroupHolding(
+                    ages,
+                    match.blocks + fresh,
+                    settled,
+                    match.keys,
+                    key_space,
+                    wanted.retention,
+                    match.demoted,
+                    pending,
+                )
+            )
+            ages[0].count_lookup(
+                key_space.namespace,
+                len(wanted.tokens),
+                self.match.cached_tokens,
+                match.blocks[-1] if match.blocks and len(match.blocks) - 1 not in match.demoted else None,
+            )
+        holding = Holding(
+            wanted.sequence_id,
+            session,
+            self.executor,
+            self.place,
+            self.load.epoch,
+            wanted.tokens,
+            self.match.cached_tokens,
+            tuple(groups),
+        )
+        session.holdings[wanted.sequence_id] = holding
+        self.executor.holdings.add(holding)
+        return holding
+
+    def _needs(self, slots: int) -> list[Need]:
+        """Per pool: blocks beyond the found ones now, and the most that the sequence ever has at once."""
+        needs = []
+        policy = self.executor.spec.policy
+        for ages, match, plan in zip(self.place.groups, self.match.groups, self.copies, strict=True):
+            spec = ages[0].spec
+            in_the_end = policy.counts(spec.block_size, slots)
+            found = match.by_age(len(ages))
+            first = spec.blocks_for(self.slots)
+            most = max(first, min(spec.blocks_for(slots), in_the_end[0] + spec.blocks_for(AHEAD_TOKENS)))
+            needs.append(_need(ages[0], found[0], first - len(match.blocks), first if not policy.colder else most))
+            for age in range(1, len(ages)):
+                held = found[age] + plan.found[age]
+                needs.append(_need(ages[age], held, plan.fresh[age], in_the_end[age]))
+        return needs
+
+
+def _need(pool: Pool, held: list[int], fresh: int, most: int) -> Need:
+    return Need(fresh, pool.room_beside(held), most, pool.blocks.count)
