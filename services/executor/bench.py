@@ -104,7 +104,7 @@ def measure(model: LoadedModel, limits: StepLimits, batch: int, prompt: int, out
     )
     _compute(loop, events)
     decoded = time.perf_counter()
-    tokens = sum(len(event.token_ids) for event in events if not isinstance(event, Fault))
+    tokens = sum(len(event.token_ids) for event in events if isinstance(event, executor_pb2.StepResults))
     if tokens != batch * output:
         raise ValueError(f"{tokens} tokens came instead of {batch * output}")
     return Point(
@@ -132,7 +132,7 @@ def _compute(loop: StepLoop, events: list[Event]) -> None:
     for event in events:
         if isinstance(event, Fault):
             raise event.error
-        for end in event.ended:
+        for end in event.ended if isinstance(event, executor_pb2.StepResults) else ():
             if end.HasField("error"):
                 raise QuireError.from_detail(end.error)
 

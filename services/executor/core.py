@@ -17,7 +17,7 @@ from services.executor.backends.base import StepOutputs, TokenScores
 from services.executor.batch import BlockTables, Step, StepLimits, build_step, choose_rows
 from services.executor.demotions import Demotions
 from services.executor.inventory import Inventory
-from services.executor.operations import AFTER, BEFORE, Copies, Move, Operations
+from services.executor.operations import AFTER, BEFORE, Copies, Move, Operations, check_operation
 from services.executor.results import Ledger, Results
 from services.executor.sequences import ERROR, STOP, UNSPECIFIED, Sequence
 from services.executor.tiers.pools import PoolMap
@@ -207,7 +207,8 @@ class StepCore:
             raise QuireError(Reason.PROTOCOL, "enter: a sequence id is in use")
         block_count = self._model.block_count if self._model is not None else 0
         pools = self._model.pools if self._model is not None else PoolMap()
-        self.operations.check(plan.operations, plan.epoch, pools)
+        for operation in plan.operations:
+            check_operation(operation, pools)
         try:
             for demotion in plan.demotions:
                 check_blocks("demotions", list(demotion.block_ids), block_count)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from quire.v1 import executor_pb2, types_pb2
+from quire.v1 import executor_pb2, kvmanager_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.executor.batch import StepLimits
 from services.executor.core import StepCore
@@ -22,10 +22,11 @@ from services.executor.metrics import ExecutorMetrics
 from services.executor.numa_binding import kv_place
 from services.executor.results import Results
 from services.executor.warmup import warm_up
-from services.executor.worker import Event, Fault, StepLoop, Worker
+from services.executor.worker import Closed, Event, Fault, Moved, StepLoop, Worker
 
 log = logging.getLogger("quire.executor")
 STOP_SECONDS = 10.0
+IDLE_POLL_SECONDS = 0.02
 T = TypeVar("T")
 Outgoing = Results | types_pb2.ExecutorDescription | QuireError | None
 
@@ -66,13 +67,15 @@ class Engine:
 
     def start(self) -> None:
         self.worker.start()
-        self._link.start(self._registration)
+        self._link.start(self._registration, self._registered)
 
     async def stop(self) -> None:
         """Ends the stream, the link and, after its present step, the thread; lets go of the model."""
         self._end_session(QuireError(Reason.DRAINING, "the executor is stopping"))
         await self._link.stop()
         await asyncio.to_thread(self.worker.stop, STOP_SECONDS)
+        if self.model is not None and self.model.tiers is not None:
+            await asyncio.to_thread(self.model.tiers.close)
         self.model = None
         if not self.worker.alive:
             self.worker.steps.backend = None
@@ -92,13 +95,13 @@ class Engine:
     async def open(self, hello: executor_pb2.RunHello) -> Session:
         """A new epoch; the older stream ends with STALE_EPOCH. Results that its scheduler missed come first."""
         async with self._opening:
-            opened = await self.worker.call(lambda steps: steps.core.open(hello))
+            opened = await self.worker.call(lambda steps: steps.open(hello))
             self._end_session(QuireError(Reason.STALE_EPOCH, f"epoch {opened.epoch} has begun"))
             session = Session(opened.epoch)
             for results in opened.unseen:
                 session.outgoing.put_nowait(results)
             self._session = session
-            self._link.epoch_opened(opened.epoch, opened.closed_epoch)
+            self._link.epoch_opened(opened.epoch, opened.closed_epochs)
             log.info("epoch opened", extra={"epoch": opened.epoch, "scheduler": hello.scheduler_id})
             return session
 
@@ -123,15 +126,19 @@ class Engine:
 
             def install(steps: StepLoop) -> types_pb2.ExecutorDescription:
                 measured = warm_up(model.backend, model.shape, self._limits.tokens, model.backend.spec.context_length)
-                steps.backend = model.backend
-                steps.core.set_model(model.limits)
+                steps.backend, steps.tiers = model.backend, model.tiers
+                steps.core.set_model(model.limits, model.tiers.found() if model.tiers is not None else ())
                 return describe_loaded(self.executor_id, self._limits, model, measured, kv_place(model.backend.device))
 
+            if model.tiers is not None:
+                model.tiers.start(self._metrics.tiers, self.worker.move_ended)
             try:
                 description = await self.worker.call(install)
-            except QuireError:
-                raise
             except Exception as error:
+                if model.tiers is not None:
+                    await asyncio.to_thread(model.tiers.close)
+                if isinstance(error, QuireError):
+                    raise
                 log.exception("warm-up failed", extra={"source": source})
                 raise QuireError(Reason.MODEL_LOAD_FAILED, f"warm-up: {type(error).__name__}: {error}") from error
             self.model = model
@@ -146,11 +153,19 @@ class Engine:
             raise QuireError(Reason.PRECONDITION, "no model is held")
         async with self._changing:
 
+            def part(steps: StepLoop) -> None:
+                steps.tiers = None
+
             def remove(steps: StepLoop) -> None:
                 steps.backend = None
                 steps.core.set_model(None)
 
             await self._on_ready(False)
+            if self.model.tiers is not None:
+                await self.worker.call(part)
+                await asyncio.to_thread(
+                    self.model.tiers.close
+                )  # afterwards nothing moves into or out of the model's KV
             await self.worker.call(remove)
             self.model = None
             self._metrics.blocks_allocated(0)
@@ -179,13 +194,27 @@ class Engine:
                 log.warning("stream faulted", extra={"reason": event.error.reason.name, "what": event.error.message})
                 self._end_session(event.error)
             return
+        if isinstance(event, Moved):
+            self._link.operation_ended(event.epoch, event.operation_id, event.is_done)
+            return
+        if isinstance(event, Closed):
+            self._link.epochs_closed(event.epochs)
+            return
         self._link.progressed(event)
         if session is not None and session.epoch == event.epoch:
             session.outgoing.put_nowait(event)
 
     async def _registration(self) -> Registration:
+        # A kvmanager that has restarted knows of no operation: what it takes for free must not be written any more.
+        await self.worker.call(lambda steps: steps.core.operations.hold())
+        while not await self.worker.call(lambda steps: steps.core.operations.idle):  # noqa: ASYNC110 - rare and short
+            await asyncio.sleep(IDLE_POLL_SECONDS)
         inventory = await self.worker.call(lambda steps: steps.core.inventory.to_sealed_blocks())
         return Registration(self._description, inventory)
+
+    def _registered(self, response: kvmanager_pb2.ReportResponse) -> None:
+        first_id = response.first_operation_id
+        self.worker.tell(lambda steps: steps.core.operations.resume(first_id))
 
 
 async def _in_thread(function: Callable[[], T]) -> T:

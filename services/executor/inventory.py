@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quire.v1 import executor_pb2
+from services.executor.tiers.store import NO_KEY
 
 
 class Inventory:
@@ -15,6 +16,10 @@ class Inventory:
 
     def seal(self, block_id: int, key: bytes) -> None:
         self._keys[block_id] = key
+
+    def key_of(self, block_id: int) -> bytes:
+        """The content's key; NO_KEY where it has none, or none that is known."""
+        return self._keys.get(block_id, NO_KEY)
 
     def overwrite(self, block_ids: Iterable[int]) -> None:
         """Forgets blocks that are about to be written."""

@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc
 
@@ -34,26 +35,40 @@ class Registration:
     inventory: list[executor_pb2.SealedBlock]
 
 
+class EndedOperation(NamedTuple):
+    """A block operation that ended in the present epoch."""
+
+    operation_id: int
+    is_done: bool
+
+
 class KvLink:
     """Lives on the event loop. `connect` gives a channel; without one nothing is reported."""
 
     def __init__(self, connect: Callable[[], grpc.aio.Channel] | None) -> None:
         self._connect = connect
         self._register: Callable[[], Awaitable[Registration]] | None = None
+        self._registered: Callable[[kvmanager_pb2.ReportResponse], None] = lambda response: None
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         self._soon = asyncio.Event()  # news that should not wait for the period
         self._unregistered = True
+        self._unanswered = False  # a registration was sent
         self._stream = 0  # counts them
         self._epoch = 0
         self._last_step = 0
         self._closed: deque[int] = deque(maxlen=MOST_KEPT)
         self._unsent_closed: list[int] = []
-        self._done_operations: deque[int] = deque(maxlen=MOST_KEPT)  # of this epoch, for a new registration
-        self._unsent_operations: list[int] = []
+        self._ended_operations: deque[EndedOperation] = deque(maxlen=MOST_KEPT)  # of this epoch, for a new registration
+        self._unsent_operations: list[EndedOperation] = []
 
-    def start(self, register: Callable[[], Awaitable[Registration]]) -> None:
-        self._register = register
+    def start(
+        self,
+        register: Callable[[], Awaitable[Registration]],
+        registered: Callable[[kvmanager_pb2.ReportResponse], None],
+    ) -> None:
+        """`registered` hears of the answer to each registration."""
+        self._register, self._registered = register, registered
         if self._connect is not None:
             self._task = asyncio.create_task(self._keep_open(self._connect))
 
@@ -62,12 +77,16 @@ class KvLink:
             self._task.cancel()
             await asyncio.wait({self._task})  # a cancellation of the caller must get through
 
-    def epoch_opened(self, epoch: int, closed_epoch: int) -> None:
+    def epoch_opened(self, epoch: int, closed_epochs: Iterable[int]) -> None:
         self._epoch, self._last_step = epoch, 0
-        self._done_operations.clear()
-        if closed_epoch:
-            self._closed.append(closed_epoch)
-            self._unsent_closed.append(closed_epoch)
+        self._ended_operations.clear()
+        self.epochs_closed(closed_epochs)
+
+    def epochs_closed(self, epochs: Iterable[int]) -> None:
+        """Nothing of these runs any more: no step, and no move of a block."""
+        for epoch in epochs:
+            self._closed.append(epoch)
+            self._unsent_closed.append(epoch)
         self._wake_now()
 
     def registration_changed(self) -> None:
@@ -79,10 +98,17 @@ class KvLink:
         if results.epoch == self._epoch:
             self._last_step = results.last_step
         self._news.set()
-        if results.done_operation_ids:
-            self._done_operations += results.done_operation_ids
-            self._unsent_operations += results.done_operation_ids
-            self._soon.set()
+        for operation_id in results.done_operation_ids:
+            self.operation_ended(results.epoch, operation_id, True)
+
+    def operation_ended(self, epoch: int, operation_id: int, is_done: bool) -> None:
+        """`is_done`: the destination holds the content. Of an epoch that is over, nobody asks."""
+        if epoch != self._epoch:
+            return
+        ended = EndedOperation(operation_id, is_done)
+        self._ended_operations.append(ended)
+        self._unsent_operations.append(ended)
+        self._wake_now()
 
     def _wake_now(self) -> None:
         self._news.set()
@@ -96,7 +122,10 @@ class KvLink:
                 self._unregistered = True
                 self._stream += 1
                 try:
-                    async for _ in stub.Report(self._requests(self._stream)):
+                    async for response in stub.Report(self._requests(self._stream)):
+                        if self._unanswered:
+                            self._unanswered = False
+                            self._registered(response)
                         if away:
                             away = False
                             log.info("reporting to the kvmanager again")
@@ -120,14 +149,16 @@ class KvLink:
     async def _request(self) -> kvmanager_pb2.ReportRequest:
         request = kvmanager_pb2.ReportRequest()
         closed, self._unsent_closed = self._unsent_closed, []
-        done, self._unsent_operations = self._unsent_operations, []
+        ended, self._unsent_operations = self._unsent_operations, []
         if self._unregistered and self._register is not None:
             self._unregistered = False
             registration = await self._register()
+            self._unanswered = True
             request.description.CopyFrom(registration.description)
             request.inventory.extend(registration.inventory)
-            closed, done = list(self._closed), list(self._done_operations)
+            closed, ended = list(self._closed), list(self._ended_operations)
         request.closed_epochs.extend(closed)
         request.epoch, request.last_step = self._epoch, self._last_step
-        request.done_operation_ids.extend(done)
+        request.done_operation_ids.extend(operation.operation_id for operation in ended)
+        request.failed_operation_ids.extend(operation.operation_id for operation in ended if not operation.is_done)
         return request

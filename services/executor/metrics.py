@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.executor.tiers.metrics import TierMetrics
+
 _SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0)
 
 
@@ -31,6 +33,7 @@ class ExecutorMetrics:
             ["node", "part"],
             registry=registry,
         )
+        self.tiers = TierMetrics(registry)
         self._idle_by = {present: self._idle.labels(present) for present in ("none", "present")}
 
     def step(self, compute_seconds: float, host_seconds: float, tokens: int, sampled: int, sequences: int) -> None:

@@ -1,7 +1,8 @@
 """Block operations of plans: which are well-formed, when they are due, and what becomes of them. Pure.
 
 Copies within the device's memory are made by the step thread, at once and in order. Moves to and from other places go
-on beside the steps. They end in any order, and late: the epoch that asked may be over by then.
+on beside the steps. They end in any order, and late: the epoch that asked may be over by then. A kvmanager that cannot
+know whether an operation arrived sends it again; each is done once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ COPY, OFFLOAD, LOAD, EXPORT, IMPORT = (
     executor_pb2.BLOCK_OPERATION_KIND_IMPORT,
 )
 BEFORE, AFTER = executor_pb2.BLOCK_OPERATION_PHASE_BEFORE, executor_pb2.BLOCK_OPERATION_PHASE_AFTER
+MOST_SEEN = 4096
+"""Ids that are remembered: many times what a kvmanager has under way."""
 REMOTE = "remote"
 """The tier that export and import reach."""
 
@@ -58,21 +61,28 @@ class Operations:
 
     def __init__(self) -> None:
         self._waiting: dict[int, list[executor_pb2.BlockOperation]] = {BEFORE: [], AFTER: []}
-        self._under_way: dict[tuple[int, int], Move] = {}
+        self._under_way: dict[int, Move] = {}
+        self._seen: dict[int, None] = {}  # ids in the order of their arrival
         self._closing: list[int] = []
-
-    def check(self, operations: Iterable[executor_pb2.BlockOperation], epoch: int, pools: PoolMap) -> None:
-        """Raises PROTOCOL or UNSUPPORTED for one that is malformed, or whose id is in use."""
-        used = {operation.operation_id for waiting in self._waiting.values() for operation in waiting}
-        for operation in operations:
-            check_operation(operation, pools)
-            if operation.operation_id in used or (epoch, operation.operation_id) in self._under_way:
-                raise QuireError(Reason.PROTOCOL, f"operations: id {operation.operation_id} is in use")
-            used.add(operation.operation_id)
+        self._holds = False
+        self._first_id = 0
 
     def take(self, operations: Iterable[executor_pb2.BlockOperation]) -> None:
+        """Takes well-formed operations in, but those that came before."""
         for operation in operations:
-            self._waiting[operation.phase].append(operation)
+            if operation.operation_id not in self._seen:
+                self._seen[operation.operation_id] = None
+                self._waiting[operation.phase].append(operation)
+        while len(self._seen) > MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
+
+    def hold(self) -> None:
+        """Begins no moves any more, until `resume`: the kvmanager is being told what there is."""
+        self._holds = True
+
+    def resume(self, first_id: int) -> None:
+        """Goes on, without moves below `first_id`: they are of a kvmanager that is gone."""
+        self._holds, self._first_id = False, first_id
 
     def copies(self, phase: int) -> Copies:
         """Copies due in this phase; the caller makes them, then calls `copied`."""
@@ -91,28 +101,32 @@ class Operations:
         self, phase: int, epoch: int, pools: PoolMap, is_settled: Callable[[int], bool], key_of: Callable[[int], bytes]
     ) -> list[Move]:
         """Moves of this phase whose source nobody writes any more; from now on they are under way."""
-        if not self._waiting[phase]:
+        if self._holds or not self._waiting[phase]:
             return []
         begun: list[Move] = []
         left = []
         for operation in self._waiting[phase]:
             has_source = operation.kind != IMPORT
-            if operation.kind == COPY or (has_source and not is_settled(operation.source_block_id)):
+            if operation.kind == COPY:
+                left.append(operation)
+            elif operation.operation_id < self._first_id:
+                continue
+            elif has_source and not is_settled(operation.source_block_id):
                 left.append(operation)
             else:
                 begun.append(_move(operation, epoch, pools, key_of))
         self._waiting[phase] = left
-        self._under_way.update(((move.epoch, move.operation_id), move) for move in begun)
+        self._under_way.update((move.operation_id, move) for move in begun)
         return begun
 
     def ended(self, move: Move) -> bool:
         """Takes the end of a move in. Whether it was under way."""
-        return self._under_way.pop((move.epoch, move.operation_id), None) is not None
+        return self._under_way.pop(move.operation_id, None) is not None
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing is under way."""
-        return not (self._under_way or any(self._waiting.values()))
+        """Whether no move is under way."""
+        return not self._under_way
 
     def drop(self) -> None:
         """Forgets what waits. What is under way goes on."""
@@ -125,7 +139,7 @@ class Operations:
 
     def closed(self) -> list[int]:
         """Takes out the epochs in which, as in all before them, nothing is under way. Ascending."""
-        oldest = min((epoch for epoch, _ in self._under_way), default=None)
+        oldest = min((move.epoch for move in self._under_way.values()), default=None)
         closed = [epoch for epoch in self._closing if oldest is None or epoch < oldest]
         self._closing = self._closing[len(closed) :]
         return closed

@@ -184,6 +184,10 @@ class Worker:
 
         self._commands.put(take)
 
+    def tell(self, function: Callable[[StepLoop], None]) -> None:
+        """As `call`, but does not wait for it."""
+        self._commands.put(lambda: function(self.steps))
+
     async def call(self, function: Callable[[StepLoop], T]) -> T:
         """Runs a function on the step thread, between two steps."""
         future: Future[T] = Future()
@@ -201,7 +205,7 @@ class Worker:
 
     def move_ended(self, move: Move, outcome: Outcome) -> None:
         """Takes the end of a move in, on the step thread. For any thread."""
-        self._commands.put(lambda: self.steps.move_ended(move, outcome is Outcome.DONE))
+        self.tell(lambda steps: steps.move_ended(move, outcome is Outcome.DONE))
 
     def _run(self) -> None:
         while True:

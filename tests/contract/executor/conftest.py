@@ -32,6 +32,7 @@ class FakeKvManager(kvmanager_pb2_grpc.KvManagerServiceServicer):
         self.requests: list[kvmanager_pb2.ReportRequest] = []
         self.streams = 0
         self.cut = asyncio.Event()
+        self.first_operation_id = 0
 
     async def Report(self, request_iterator, context):
         self.streams += 1
@@ -39,9 +40,9 @@ class FakeKvManager(kvmanager_pb2_grpc.KvManagerServiceServicer):
         async def read() -> None:
             async for request in request_iterator:
                 self.requests.append(request)
+                await context.write(kvmanager_pb2.ReportResponse(first_operation_id=self.first_operation_id))
 
         reading = asyncio.create_task(read())
-        yield kvmanager_pb2.ReportResponse()
         await self.cut.wait()
         self.cut.clear()
         reading.cancel()

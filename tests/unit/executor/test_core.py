@@ -335,7 +335,7 @@ def test_reopening_repeats_what_the_scheduler_missed(bench):
     bench.take(enter=[state(1, PROMPT, range(4))], grants=[(1, 32, 1), (1, 1, 5)], report_credit=0)
     bench.run(3)  # first token sent, two more gathered
     opened = bench.core.open(executor_pb2.RunHello(previous_epoch=1, acknowledged_results=0))
-    assert (opened.epoch, opened.closed_epoch) == (2, 1)
+    assert (opened.epoch, opened.closed_epochs) == (2, [1])
     assert tokens_by_sequence(opened.unseen) == {1: generate(PROMPT, 3)}
     assert not bench.core.sequences
 

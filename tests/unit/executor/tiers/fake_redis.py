@@ -27,7 +27,8 @@ class FakeRedis:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for connection in self._connections:
-            connection.close()
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         while True:
