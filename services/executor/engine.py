@@ -195,7 +195,7 @@ class Engine:
                 self._end_session(event.error)
             return
         if isinstance(event, Moved):
-            self._link.operation_ended(event.epoch, event.operation_id, event.is_done)
+            self._link.operation_ended(event.operation_id, event.is_done)
             return
         if isinstance(event, Closed):
             self._link.epochs_closed(event.epochs)

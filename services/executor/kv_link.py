@@ -24,7 +24,7 @@ log = logging.getLogger("quire.executor")
 STEP_PERIOD = 1.0
 """Seconds between reports of nothing but steps."""
 MOST_KEPT = 4096
-"""Closed epochs and done operations that a new registration repeats."""
+"""Closed epochs and ended operations that a new registration repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Registration:
 
 
 class EndedOperation(NamedTuple):
-    """A block operation that ended in the present epoch."""
+    """A block operation, and whether its destination holds the content."""
 
     operation_id: int
     is_done: bool
@@ -59,7 +59,7 @@ class KvLink:
         self._last_step = 0
         self._closed: deque[int] = deque(maxlen=MOST_KEPT)
         self._unsent_closed: list[int] = []
-        self._ended_operations: deque[EndedOperation] = deque(maxlen=MOST_KEPT)  # of this epoch, for a new registration
+        self._ended_operations: deque[EndedOperation] = deque(maxlen=MOST_KEPT)
         self._unsent_operations: list[EndedOperation] = []
 
     def start(
@@ -79,7 +79,6 @@ class KvLink:
 
     def epoch_opened(self, epoch: int, closed_epochs: Iterable[int]) -> None:
         self._epoch, self._last_step = epoch, 0
-        self._ended_operations.clear()
         self.epochs_closed(closed_epochs)
 
     def epochs_closed(self, epochs: Iterable[int]) -> None:
@@ -99,12 +98,10 @@ class KvLink:
             self._last_step = results.last_step
         self._news.set()
         for operation_id in results.done_operation_ids:
-            self.operation_ended(results.epoch, operation_id, True)
+            self.operation_ended(operation_id, True)
 
-    def operation_ended(self, epoch: int, operation_id: int, is_done: bool) -> None:
-        """`is_done`: the destination holds the content. Of an epoch that is over, nobody asks."""
-        if epoch != self._epoch:
-            return
+    def operation_ended(self, operation_id: int, is_done: bool) -> None:
+        """`is_done`: the destination holds the content."""
         ended = EndedOperation(operation_id, is_done)
         self._ended_operations.append(ended)
         self._unsent_operations.append(ended)

@@ -43,7 +43,6 @@ class Fault:
 class Moved:
     """A move of a block between tiers ended."""
 
-    epoch: int
     operation_id: int
     is_done: bool  # else the destination does not hold the content
 
@@ -123,7 +122,7 @@ class StepLoop:
 
     def move_ended(self, move: Move, is_done: bool) -> None:
         closed = self.core.moved(move, is_done)
-        self._emit(Moved(move.epoch, move.operation_id, is_done))
+        self._emit(Moved(move.operation_id, is_done))
         if closed:
             self._emit(Closed(closed))
 

@@ -160,7 +160,7 @@ class Backend(Protocol):
         ...
 
     def read_block(self, block_id: int) -> memoryview:
-        """The block's bytes, scales included; valid until it is written. From any thread, beside steps on other blocks."""
+        """The block's bytes, scales included; valid until it is written. From any thread, while no step writes it."""
         ...
 
     def write_block(self, block_id: int, block: memoryview) -> None:

@@ -113,7 +113,10 @@ class CpuBackend:
         return self._block(block_id).data
 
     def write_block(self, block_id: int, block: memoryview) -> None:
-        self._block(block_id)[:] = np.frombuffer(block, np.uint8)
+        target = self._block(block_id)
+        if block.nbytes != target.nbytes:
+            raise ValueError(f"a block has {target.nbytes} bytes, not {block.nbytes}")
+        target[:] = np.frombuffer(block, np.uint8)
 
     def host_memory(self, byte_count: int) -> NDArray[np.uint8]:
         return np.zeros(byte_count, np.uint8)
