@@ -1,6 +1,6 @@
-"""Times the kvmanager's core without sockets: steady decode, a fully cached prompt, memory per block.
+"""Times the kvmanager's core without sockets: steady decode, cached prompts, eviction, events; and memory per block.
 
-Run `python -m benchmarks.kvmanager`. The last line is JSON.
+Run `python -m benchmarks.kvmanager`. CPU time of this thread, medians; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import statistics
 import time
 import tracemalloc
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from quire.v1 import kvmanager_pb2
+from services.kvmanager.events import EventLog, ExecutorEvents
 from services.kvmanager.executors import ExecutorSpec
 from services.kvmanager.holdings import Session
 from services.kvmanager.keys import KeySpace
@@ -20,12 +21,15 @@ from services.kvmanager.manager import KvManager
 from services.kvmanager.pools import Pool, PoolSpec
 from services.kvmanager.requests import apply_request
 from services.kvmanager.reservations import AllowedExecutor, Reservation
+from services.kvmanager.retention import NO_RETENTION, Quota, Retention
 
 BLOCK_SIZE = 32
 SEQUENCES = 256
 PROMPT = 8192
 MODEL = "0" * 64
 ROUNDS = 200
+QUOTAS = {"a": Quota(share=0.3), "b": Quota(share=0.3)}
+PINNED = Retention(priority=50, pin_seconds=1000.0)
 
 
 def made(blocks: int) -> tuple[KvManager, Session]:
@@ -47,9 +51,9 @@ def median_ms(run: Callable[[], None], before: Callable[[], None] = lambda: None
     seconds = []
     for _ in range(ROUNDS):
         before()
-        start = time.perf_counter()
+        start = time.thread_time()
         run()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.thread_time() - start)
     return statistics.median(seconds) * 1e3
 
 
@@ -103,30 +107,67 @@ def cached_match() -> float:
     return median_ms(run, free)
 
 
-def memory_per_million_blocks() -> float:
+def cached_pool(
+    count: int, quotas: Mapping[str, Quota], retention: Retention, events: ExecutorEvents | None = None
+) -> Pool:
+    """Every block cached, by prompts of 100 blocks of two namespaces, each with a pin's end of its own."""
+    pool = Pool(PoolSpec(0, 0, 1, 2, (), count, 0, BLOCK_SIZE), quotas, events)
+    for first in range(0, count, 100):
+        pool.pass_time(first / 1e6)
+        blocks = pool.acquire((), 100, ("a", "b")[first % 200 == 0])
+        keys = [block.to_bytes(32, "little") for block in blocks]
+        for block, key in zip(blocks, keys, strict=True):
+            pool.settle(block, key)
+        pool.release(blocks, keys, retention, 100)
+    assert pool.blocks.cached_count == count
+    return pool
+
+
+def memory_per_million_blocks(quotas: Mapping[str, Quota], retention: Retention) -> float:
     """Megabytes of a pool whose million blocks are all cached."""
-    count = 1_000_000
     tracemalloc.start()
-    pool = Pool(PoolSpec(0, 0, 1, 2, (), count, 0, BLOCK_SIZE))
-    for block in pool.acquire((), count):
-        pool.settle(block, block.to_bytes(32, "little"))
-        pool.release([block], [])
+    pool = cached_pool(1_000_000, quotas, retention)
     megabytes = tracemalloc.get_traced_memory()[0] / 1e6
     tracemalloc.stop()
-    assert pool.blocks.cached_count == count
+    assert pool.blocks.policy.pinned_count == (500_000 if retention.pin_seconds else 0)
     return megabytes
 
 
+def eviction(count: int, quotas: Mapping[str, Quota], retention: Retention, events: ExecutorEvents | None) -> float:
+    """Microseconds for one block of a prompt of 256 for which others go, from taking it to leaving it cached."""
+    pool = cached_pool(count, quotas, retention, events)
+    number = count
+
+    def run() -> None:
+        nonlocal number
+        blocks = pool.acquire((), 256, "a")
+        keys = []
+        for block in blocks:
+            number += 1
+            keys.append(number.to_bytes(32, "little"))
+            pool.settle(block, keys[-1], b"", b"")
+        pool.release(blocks, keys, retention, 256)
+
+    return median_ms(run) * 1e3 / 256
+
+
 def main() -> None:
+    plain, kept = ({}, NO_RETENTION), (QUOTAS, PINNED)
+    events = ExecutorEvents(EventLog(16384), "e")
     figures = {
-        "decode_step_ms": round(steady_decode(), 3),
-        "cached_match_ms": round(cached_match(), 3),
-        "million_blocks_mb": round(memory_per_million_blocks(), 1),
+        "decode_step_ms": (steady_decode(), f"a step's message, {SEQUENCES} sequences in decode"),
+        "cached_match_ms": (cached_match(), f"{PROMPT} cached tokens matched, hashing included"),
+        "evict_us": (eviction(10_000, *plain, None), "a block taken, filled and left, of 10,000"),
+        "evict_of_million_us": (eviction(1_000_000, *plain, None), "the same of a million"),
+        "evict_with_events_us": (eviction(10_000, *plain, events), "the same of 10,000, with events"),
+        "evict_kept_us": (eviction(10_000, *kept, None), "the same of 10,000, with pins, priorities and quotas"),
+        "evict_kept_of_million_us": (eviction(1_000_000, *kept, None), "the same of a million"),
+        "million_blocks_mb": (memory_per_million_blocks(*plain), "a million cached blocks"),
+        "million_blocks_kept_mb": (memory_per_million_blocks(*kept), "the same with pins, priorities and quotas"),
     }
-    print(f"steady decode, {SEQUENCES} sequences, message to answer: {figures['decode_step_ms']} ms a step")
-    print(f"match of {PROMPT} cached tokens, hashing included: {figures['cached_match_ms']} ms")
-    print(f"a million cached blocks: {figures['million_blocks_mb']} MB")
-    print(json.dumps(figures))
+    for name, (value, what) in figures.items():
+        print(f"{what}: {value:.3g} {name.rpartition('_')[2]}")
+    print(json.dumps({name: round(value, 3) for name, (value, _) in figures.items()}))
 
 
 if __name__ == "__main__":
