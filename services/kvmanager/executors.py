@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from services.common.kv_policy import HOT_ONLY, KvPolicy
+from services.kvmanager.events import ExecutorEvents
 from services.kvmanager.holdings import Holding, Session
 from services.kvmanager.keys import KEY_BYTES, KeySpace
 from services.kvmanager.moves import Moves
 from services.kvmanager.pools import Pool, PoolSpec
+from services.kvmanager.retention import Quota
 
 DEVICE = 1
 """The tier that sequences compute from, as a number of the wire."""
@@ -60,9 +62,17 @@ class Place:
 class Executor:
     """Pools and epochs of one executor. Outlives its connection as long as sequences hold its blocks."""
 
-    def __init__(self, spec: ExecutorSpec, epoch: int, operation_ids: Iterator[int]) -> None:
+    def __init__(
+        self,
+        spec: ExecutorSpec,
+        epoch: int,
+        operation_ids: Iterator[int],
+        quotas: Mapping[str, Quota] | None = None,
+        events: ExecutorEvents | None = None,
+    ) -> None:
         self.spec = spec
-        self.pools = [Pool(pool) for pool in spec.pools]
+        self.events = events
+        self.pools = [Pool(pool, quotas, events) for pool in spec.pools]
         self.places = _places(self.pools, spec.policy)
         self.epoch = epoch  # the newest one heard of
         self.closed_through = -1  # nothing runs any more in this epoch and older ones

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from services.kvmanager.audit import find_violations
+from services.kvmanager.events import EventLog, ExecutorEvents
 from services.kvmanager.executors import Executor, ExecutorSpec, InventoryBlock
 from services.kvmanager.holdings import Holding, Refused, Sealed, Session
 from services.kvmanager.matching import PromptKeys
@@ -23,6 +24,7 @@ from services.kvmanager.reservations import (
     Restated,
     demoted,
 )
+from services.kvmanager.retention import Quota
 from services.kvmanager.waiting import WaitingRoom
 
 Answer = tuple[Session, ReservationAnswer]
@@ -38,6 +40,15 @@ class Rebuilt(NamedTuple):
     problem: str = ""
 
 
+class NamespaceTotals(NamedTuple):
+    """What a namespace asked, found and has, over all executors."""
+
+    name: str
+    query_tokens: int
+    hit_tokens: int
+    block_count: int
+
+
 class KvManager:
     """Owns all executors' pools and all sessions. Each method does all it says or changes nothing.
 
@@ -49,8 +60,17 @@ class KvManager:
     anything that may have changed that, `answer_due` gives what is ready to be said.
     """
 
-    def __init__(self, lease_seconds: float, first_operation_id: int = 1) -> None:
-        """`first_operation_id`: beyond all of earlier processes, lest an executor take a move for an older one."""
+    def __init__(
+        self,
+        lease_seconds: float,
+        first_operation_id: int = 1,
+        quotas: Mapping[str, Quota] | None = None,
+        events: EventLog | None = None,
+    ) -> None:
+        """`first_operation_id`: beyond all of earlier processes, lest an executor take a move for an older one.
+
+        `quotas` are those of namespaces; `events` hears of content that comes and goes.
+        """
         self.lease_seconds = lease_seconds
         self.first_operation_id = first_operation_id
         self.executors: dict[str, Executor] = {}
@@ -61,6 +81,8 @@ class KvManager:
         self.prefix_query_tokens = 0
         self.prefix_hit_tokens = 0
         self.outcomes: Counter[Outcome] = Counter()
+        self.events = events
+        self._quotas = quotas
         self._evicted_by_removed_pools = 0
 
     def pass_time(self, now: float) -> None:
@@ -93,7 +115,8 @@ class KvManager:
         known = self.executors.pop(spec.executor_id, None)
         if known is not None:
             self._remove(known)
-        executor = Executor(spec, epoch, self._operation_ids)
+        events = None if self.events is None else ExecutorEvents(self.events, spec.executor_id)
+        executor = Executor(spec, epoch, self._operation_ids, self._quotas, events)
         self.executors[spec.executor_id] = executor
         refused = executor.restore(inventory)
         for session in self.sessions:
@@ -296,6 +319,21 @@ class KvManager:
         present = sum(pool.evicted_count for executor in self.executors.values() for pool in executor.pools)
         return self._evicted_by_removed_pools + present
 
+    def namespaces(self) -> list[NamespaceTotals]:
+        """What each namespace seen of late used of all device pools, those with the most blocks first."""
+        totals: dict[str, NamespaceTotals] = {}
+        for executor in self.executors.values():
+            for pool in executor.hot_pools:
+                for name, use, block_count in pool.uses():
+                    before = totals.get(name, NamespaceTotals(name, 0, 0, 0))
+                    totals[name] = NamespaceTotals(
+                        name,
+                        before.query_tokens + use.query_tokens,
+                        before.hit_tokens + use.hit_tokens,
+                        before.block_count + block_count,
+                    )
+        return sorted(totals.values(), key=lambda total: (-total.block_count, total.name))
+
     def verify(self) -> list[str]:
         """What is inconsistent, for people; empty when sound. Cost: all blocks."""
         return find_violations(self.executors, self.sessions)
@@ -379,6 +417,8 @@ class KvManager:
             del holding.session.holdings[holding.sequence_id]
             self.waiting.left(holding)
         executor.holdings.clear()
+        if executor.events is not None:
+            executor.events.cleared()
         self._over(list(executor.moves))
         self._evicted_by_removed_pools += sum(pool.evicted_count for pool in executor.pools)
 

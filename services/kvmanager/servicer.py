@@ -11,8 +11,9 @@ from typing import Any
 import grpc
 
 from quire.v1 import kvmanager_pb2, kvmanager_pb2_grpc
-from services.common.errors import QuireError, Reason
+from services.common.errors import QuireError, Reason, invalid
 from services.kvmanager import messages
+from services.kvmanager.event_feed import EventFeed, write_batch
 from services.kvmanager.executors import ExecutorSpec
 from services.kvmanager.holdings import Refused, Session
 from services.kvmanager.manager import KvManager
@@ -22,6 +23,7 @@ from services.kvmanager.streams import PeerStream
 
 log = logging.getLogger("quire.kvmanager")
 
+NAMESPACES_SHOWN = 20
 STANDSTILL_SECONDS = 5.0
 """A sequence that computed nothing for so long may be paused: nobody waits for its prefix any more."""
 
@@ -42,6 +44,7 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         self._streams: dict[Session, SchedulerStream] = {}
         self._pushes: set[asyncio.Task[None]] = set()
         self._watch: asyncio.TimerHandle | None = None
+        self._feed = EventFeed(manager.events) if manager.events is not None else None
 
     async def Reserve(  # type: ignore[override]  # writes through the context: answers and pushes share a stream
         self, request_iterator: AsyncIterator[kvmanager_pb2.ReserveRequest], context: Context
@@ -63,6 +66,7 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
                 raise QuireError(Reason.PROTOCOL, "hello: only the first message carries it")
             self.manager.pass_time(self._clock())
             responses = apply_request(self.manager, session, request)
+            self._publish()
             self._push_others(responses, session)
             if responses.to(session).ByteSize():
                 await stream.send(lambda: responses.to(session))
@@ -138,12 +142,27 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
             prefix_hit_tokens=manager.prefix_hit_tokens,
             violations=violations,
             evicted_count=manager.evicted_count,
+            namespaces=[
+                kvmanager_pb2.NamespaceStatus(
+                    namespace=total.name,
+                    query_tokens=total.query_tokens,
+                    hit_tokens=total.hit_tokens,
+                    block_count=total.block_count,
+                )
+                for total in manager.namespaces()[:NAMESPACES_SHOWN]
+            ],
+            parked_count=len(manager.waiting),
         )
 
-    async def SubscribeEvents(  # type: ignore[override]  # refuses before it streams
+    async def SubscribeEvents(
         self, request: kvmanager_pb2.SubscribeEventsRequest, context: Context
-    ) -> None:
-        raise QuireError(Reason.UNSUPPORTED, "events are not supported")
+    ) -> AsyncIterator[kvmanager_pb2.SubscribeEventsResponse]:
+        if request.start_sequence_number < 0:
+            raise invalid("start_sequence_number", "must not be negative")
+        if self._feed is None:
+            raise QuireError(Reason.UNSUPPORTED, "this kvmanager keeps no events: its event_history is 0")
+        async for batch in self._feed.follow(request.start_sequence_number):
+            yield write_batch(batch)
 
     async def close(self) -> None:
         """Ends all streams, so that peers reconnect elsewhere or later."""
@@ -152,6 +171,8 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
             scheduler.close(stopping)
         for executor in self._executors.values():
             executor.close(stopping)
+        if self._feed is not None:
+            self._feed.close(stopping)
 
     def _replace(self, executor_id: str, request: kvmanager_pb2.ReportRequest) -> None:
         spec = messages.read_description(request.description)
@@ -186,9 +207,15 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
     def _reclaim(self) -> None:
         gained = self.manager.reclaim(self._clock())
         self._say_due()
+        self._publish()
         if gained:
             log.info("blocks reclaimed", extra={"executors": sorted(gained)})
             self._announce(sorted(gained))
+
+    def _publish(self) -> None:
+        """Gives followers of events what the core wrote."""
+        if self._feed is not None:
+            self._feed.publish(time.time_ns() // 1_000_000)
 
     def _say_due(self) -> None:
         """Tells schedulers what became due by other hands than their own."""

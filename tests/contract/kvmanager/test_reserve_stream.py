@@ -296,10 +296,3 @@ async def test_metrics(stub: Any, executor: Executor, scheduler: Scheduler, regi
     assert value("quire_kv_prefix_hit_tokens_total") == 4
     assert value("quire_kv_evictions_total") == 0
     assert value("quire_kv_violations") == 0
-
-
-async def test_events_are_refused(stub: Any) -> None:
-    call = stub.SubscribeEvents(kvmanager_pb2.SubscribeEventsRequest())
-    error = await failure(call)
-    assert error.reason == Reason.UNSUPPORTED
-    assert await call.code() == grpc.StatusCode.UNIMPLEMENTED
