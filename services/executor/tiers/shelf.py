@@ -43,7 +43,7 @@ def take_shelf(root: Path, label: str) -> Shelf:
         if chosen is None:
             number = next(number for number in range(len(numbers) + 1) if number not in numbers)
             path = root / str(number)
-            path.mkdir()
+            path.mkdir(mode=0o700)  # KV tells what was said
             chosen = Shelf(path, _lock(path / _LOCK, fcntl.LOCK_EX))
     finally:
         os.close(choosing)

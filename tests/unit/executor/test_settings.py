@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.common.settings import load
+from services.common.settings import describe, load
 from services.executor.settings import ExecutorSettings
 
 
@@ -31,6 +31,9 @@ def test_flags_and_environment(monkeypatch):
     [
         (["--kv-memory", "much"], "kv_memory"),
         (["--kv-blocks", "0"], "kv-blocks"),
+        (["--kv-disk-size", "much"], "kv_disk_size"),
+        (["--kv-host-memory", "auto"], "kv_host_memory"),
+        (["--kv-remote", "http://127.0.0.1"], "kv_remote"),
         (["--dtype", "int3"], "dtype"),
         (["--backend", "abacus"], "backend"),
         (["--max-step-tokens", "8"], "max_step_tokens"),
@@ -43,3 +46,9 @@ def test_wrong_values_are_refused_by_name(argv, named, capsys):
         load(ExecutorSettings, "executor", argv)
     assert raised.value.code == 2
     assert named.replace("-", "_") in capsys.readouterr().err.replace("-", "_")
+
+
+def test_a_remote_stores_password_is_not_printed():
+    settings = load(ExecutorSettings, "executor", ["--kv-remote", "redis://:secret@127.0.0.1:6379"])
+    assert settings.kv_remote.get_secret_value() == "redis://:secret@127.0.0.1:6379"
+    assert "secret" not in describe(settings)
