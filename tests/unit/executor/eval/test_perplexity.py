@@ -22,6 +22,9 @@ FIELDS = [
     ("dtype", str),
     ("kv_format", str),
     ("device", str),
+    ("kv_policy", str),
+    ("kv_bytes", int),
+    ("kv_bytes_hot", int),
     ("text", str),
     ("context", int),
     ("stride", int),
@@ -91,6 +94,20 @@ def test_a_text_that_follows_the_table_costs_nothing(tmp_path: Path, evaluate: E
     assert odd["bits_per_byte"] == pytest.approx(40 / math.log(2) / 120, rel=0.01)
 
 
+def test_older_keys_and_values_in_fewer_bits(tmp_path: Path, text: Path, evaluate: Evaluate) -> None:
+    """With a window of --context tokens that views change in; what is hot alone stays exactly what it was."""
+    path = make_rand_model(tmp_path / "model", context_length=512)
+    long = tmp_path / "long.txt"
+    long.write_text(text.read_text() * (1 + 600 // len(text.read_text())))
+    flags = ["perplexity", "--model", path, "--text", long, "--context", "512", "--tokens", "512", "--dtype", "fp32"]
+    ages = ["--kv-hot-tokens", "64", "--kv-warm-tokens", "256"]
+    hot, warm, cold = (evaluate(*flags, *ages, "--kv", kv) for kv in ("hot", "hot+warm", "hot+warm+cold"))
+    assert evaluate(*flags)["nll"] == hot["nll"]
+    assert (hot["kv_policy"], cold["kv_policy"]) == ("", "hot:64,int8:256,int4")
+    assert 0 < abs(warm["nll"] - hot["nll"]) < abs(cold["nll"] - hot["nll"]) < 0.05 * hot["nll"]
+    assert cold["kv_bytes"] < warm["kv_bytes"] < hot["kv_bytes"] == hot["kv_bytes_hot"]
+
+
 def test_what_is_printed(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = make_rand_model(tmp_path / "model")
     flags = ["eval", "perplexity", *COMMON, "--model", str(path), "--text", str(text), "--tokens", "40"]
@@ -118,6 +135,9 @@ def test_what_is_printed(tmp_path: Path, text: Path, capsys: pytest.CaptureFixtu
         (["--model", "."], 1, "--model: . is no model folder: it has no config.json"),
         (["--context", "1"], 2, "argument --context: 1 is less than 2"),
         (["--context", "x"], 2, "argument --context: invalid"),
+        (["--kv", "cold"], 2, "argument --kv: invalid choice: 'cold'"),
+        (["--kv-hot-tokens", "0"], 2, "argument --kv-hot-tokens: 0 is less than 1"),
+        (["--kv", "hot+warm+cold", "--kv-warm-tokens", "600"], 2, "--kv-warm-tokens: "),
         (["--stride", "0"], 2, "argument --stride: 0 is less than 1"),
         (["--tokens", "0"], 2, "argument --tokens: 0 is less than 1"),
         (["--threads", "-1"], 2, "argument --threads: -1 is less than 0"),
