@@ -71,6 +71,7 @@ def _find_or_write(entry: CacheEntry, size: int, make: Callable[[int], None], de
         if not has_room(size, room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize):
             raise OSError(f"{size >> 20} MiB would nearly fill the disk")
         make(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # read back, it comes in huge pages
         os.replace(entry.partial, entry.path)
     except BaseException:
         entry.partial.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ import json
 import mmap
 import os
 import struct
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ _MAGIC = b"QUIREPAK"
 _FIXED = struct.Struct("<8sQQQQ")
 _DIGEST_BYTES = 32
 _BUFFER_ALIGNMENT = 1 << 16  # a page on every machine
+_MADV_POPULATE_READ = 22  # Linux 5.14
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +113,18 @@ def open_packed(path: Path) -> PackedWeights | None:
             if file.read() != _MAGIC + digest:
                 return None
             mapped = mmap.mmap(file.fileno(), end, prot=mmap.PROT_READ)
-            mapped.madvise(mmap.MADV_WILLNEED)
+            _fault_in(mapped)
     except OSError:
         return None
     buffer = np.frombuffer(mapped, np.uint8)[start:]
     return _contents(json.loads(text)).weights(buffer, mapped_bytes=buffer.nbytes)
+
+
+def _fault_in(mapped: mmap.mmap) -> None:
+    """Maps all pages now, in huge ones where the file system has such; any later, and its cache holds small ones."""
+    for advice in (mmap.MADV_HUGEPAGE, _MADV_POPULATE_READ):
+        with suppress(OSError):  # an older kernel, or one without huge pages: pages come one by one
+            mapped.madvise(advice)
 
 
 def _contents(fields: dict[str, Any]) -> Contents:
