@@ -46,6 +46,7 @@ def kv_shape(demand: KvDemand, block_bytes: Sequence[int], available: int) -> Kv
     enters whole, hot.
     """
     size, context, policy = demand.block_size, demand.context_length, demand.policy
+    prompt_blocks = -(-context // size)
     if demand.blocks is not None:
         return _shape(demand, block_bytes, [demand.blocks] * len(block_bytes))
     if demand.memory is not None:
@@ -58,8 +59,10 @@ def kv_shape(demand: KvDemand, block_bytes: Sequence[int], available: int) -> Kv
     else:
         of_sequence = zip(most_blocks_by_age(policy, size, context), block_bytes, strict=True)
         most = demand.max_sequences * sum(count * bytes_ for count, bytes_ in of_sequence)
+        if policy.colder:
+            most += prompt_blocks * block_bytes[0]
         budget = min(available // AUTO_SHARE, most)
-    whole_prompt = min(-(-context // size), budget // 2 // block_bytes[0])
+    whole_prompt = min(prompt_blocks, budget // 2 // block_bytes[0])
     try:
         counts = split_memory(budget, block_bytes, policy, size, context, whole_prompt)
     except ValueError:

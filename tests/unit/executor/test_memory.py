@@ -3,6 +3,7 @@
 import pytest
 
 from services.common.errors import QuireError
+from services.common.kv_policy import KvPolicy
 from services.executor.capacity import KvDemand, kv_shape, parse_bytes
 from services.executor.memory import measure
 
@@ -113,3 +114,27 @@ def test_stated_sizes():
 def test_what_does_not_fit_is_refused(fields):
     with pytest.raises(QuireError, match="kv_memory"):
         kv_shape(demand(**fields), [1000], 3000)
+
+
+AGES = KvPolicy.parse("hot:64,int8:320,int4")
+SIZES = [1000, 500, 300]
+
+
+@pytest.mark.parametrize("fields", [{}, {"memory": 900_000}, {"context_length": 100}, {"max_sequences": 1}])
+def test_pools_of_several_formats_share_the_memory(fields):
+    asked = demand(**{"policy": AGES, "context_length": 1000, **fields})
+    shape = kv_shape(asked, SIZES, 4_000_000)
+    counts = [shape.block_count, *(pool.block_count for pool in shape.colder)]
+    assert [pool.format for pool in shape.colder] == ["int8", "int4"]
+    assert [shape.block_bytes, *(pool.block_bytes for pool in shape.colder)] == SIZES
+    assert shape.pool_starts == (0, counts[0], sum(counts[:2]), sum(counts))
+    budget = asked.memory or 1_000_000
+    assert min(counts) >= 1
+    assert shape.byte_count <= budget + sum(SIZES[1:])
+    if asked.context_length > 500:  # a whole sequence fits, and more of it as memory grows
+        assert all(count >= needed for count, needed in zip(counts, AGES.counts(32, asked.context_length), strict=True))
+
+
+def test_a_stated_number_of_blocks_is_that_of_each_format():
+    shape = kv_shape(demand(policy=AGES, blocks=7), SIZES, 0)
+    assert shape.pool_starts == (0, 7, 14, 21)

@@ -26,6 +26,13 @@ def test_flags_and_environment(monkeypatch):
     assert (settings.kv_memory, settings.threads) == ("2GiB", 3)
 
 
+def test_formats_by_age():
+    assert str(load(ExecutorSettings, "executor", []).kv_policy) == ""
+    assert str(load(ExecutorSettings, "executor", ["--kv", "hot+warm"]).kv_policy) == "hot:512,int8"
+    asked = ["--kv", "hot+warm+cold", "--kv-hot-tokens", "256", "--kv-warm-tokens", "384"]
+    assert str(load(ExecutorSettings, "executor", asked).kv_policy) == "hot:256,int8:384,int4"
+
+
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
@@ -39,6 +46,9 @@ def test_flags_and_environment(monkeypatch):
         (["--max-step-tokens", "8"], "max_step_tokens"),
         (["--model-name", "x"], "model_name"),
         (["--context-length", "1"], "context-length"),
+        (["--kv", "cold"], "kv"),
+        (["--kv", "hot+warm+cold", "--kv-hot-tokens", "1921"], "kv_warm_tokens"),
+        (["--kv", "hot+warm", "--block-size", "24"], "block_size"),
     ],
 )
 def test_wrong_values_are_refused_by_name(argv, named, capsys):
