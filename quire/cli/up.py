@@ -74,7 +74,17 @@ def _parser() -> argparse.ArgumentParser:
         help="number format of weights (default: auto, the backend's best for the file)",
     )
     add("--context-length", type=int, metavar="TOKENS", help="longest prompt plus output (default: the model's)")
-    add("--kv-blocks", type=int, metavar="N", help="blocks of KV memory per executor (default: from free memory)")
+    add(
+        "--kv",
+        choices=("hot", "hot+warm", "hot+warm+cold"),
+        help="keep older keys and values in fewer bits: int8, then int4 (default: hot, all as they were computed)",
+    )
+    add(
+        "--kv-blocks",
+        type=int,
+        metavar="N",
+        help="blocks of KV memory per executor, in each format (default: from free memory)",
+    )
     add("--detach", action="store_true", help="return once all is healthy and keep serving in the background")
     add("--no-demo", action="store_true", help="do not ask the model a first question")
     add("--json", action="store_true", help="with --detach: print the addresses as JSON")
@@ -114,6 +124,7 @@ def _options(given: argparse.Namespace) -> UpOptions:
         backend=given.backend,
         dtype=given.dtype,
         context_length=given.context_length,
+        kv=given.kv,
         kv_blocks=given.kv_blocks,
         drain_seconds=given.drain_seconds,
         log_level=given.log_level,

@@ -135,6 +135,8 @@ def _executor(options: UpOptions, name: str, index: int, model: ModelChoice | No
         arguments += ["--dtype", options.dtype]
     if options.context_length is not None:
         arguments += ["--context-length", str(options.context_length)]
+    if options.kv is not None:
+        arguments += ["--kv", options.kv]
     if options.kv_blocks is not None:
         arguments += ["--kv-blocks", str(options.kv_blocks)]
     arguments += ["--drain-seconds", f"{options.drain_seconds:g}", "--log-level", options.log_level]

@@ -50,6 +50,7 @@ class UpOptions:
     backend: str = "auto"
     dtype: str | None = None
     context_length: int | None = None
+    kv: str | None = None
     kv_blocks: int | None = None
     drain_seconds: float = 30.0
     log_level: str = "info"

@@ -39,6 +39,12 @@ def test_executors_share_the_cores_and_others_stay_single_threaded() -> None:
     assert flag(single, "--threads") == "1"
 
 
+def test_formats_by_age_reach_every_executor_where_they_are_asked_for() -> None:
+    specs = [s for s in lay_out(UpOptions(models=TWO, kv="hot+warm"), cores=4) if s.role == "executor"]
+    assert {flag(spec, "--kv") for spec in specs} == {"hot+warm"}
+    assert all("--kv" not in spec.command for spec in lay_out(UpOptions(), cores=4))
+
+
 def test_no_port_is_used_twice() -> None:
     options = UpOptions(models=TWO, executors=3, ports=Ports.from_base(30000))
     used = [use.port for spec in lay_out(options, 2) for use in spec.ports]
