@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
-from quire.v1 import gateway_pb2_grpc
+from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.e2e.requests import all_blocks_back, channel, collect, greedy
 from tests.e2e.stack import Stack
 from tests.fixtures.models import make_rand_model, reference_generate
@@ -53,4 +56,35 @@ async def test_prefixes_outlive_memory_and_the_process(model: Path, stack: Stack
     found = [await ask(stack, prompt) for prompt in PROMPTS]
     assert [ids for ids, _ in found] == truth
     assert sum(cached > 0 for _, cached in found) >= len(PROMPTS) // 3  # those that had moved down
+    await all_blocks_back(stack.gateway)
+
+
+async def test_cancels_and_a_death_while_blocks_come_up(model: Path, stack: Stack) -> None:
+    """Case D2: clients leave while their prefixes are loaded, and in the end the executor dies; nothing stays held."""
+    draw = random.Random(2)
+
+    async def leave(prompt: list[int], seconds: float) -> None:
+        async with channel(stack.gateway) as wire:
+            stub = gateway_pb2_grpc.InferenceServiceStub(wire)
+            call = stub.GenerateStream(gateway_pb2.GenerateStreamRequest(input=greedy(prompt, 60)))
+            with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
+                async with asyncio.timeout(seconds):
+                    await call.read()
+            call.cancel()
+
+    async def crowd() -> None:
+        await asyncio.gather(*(leave(draw.choice(PROMPTS), draw.uniform(0, 0.2)) for _ in range(20)))
+
+    for _ in range(4):
+        await crowd()
+    await all_blocks_back(stack.gateway)
+    crowding = asyncio.create_task(crowd())
+    await asyncio.sleep(0.05)
+    stack.kill("executor")
+    await crowding
+    stack.start("executor")
+    await asyncio.to_thread(stack.wait_ready)
+    chosen = draw.sample(PROMPTS, 12)
+    truth = [reference_generate(model, prompt, 4) for prompt in chosen]
+    assert [ids for ids, _ in [await ask(stack, prompt) for prompt in chosen]] == truth
     await all_blocks_back(stack.gateway)
