@@ -87,9 +87,10 @@ class BlockTables:
         self._ids[table, position] = block_id
         return before
 
-    def is_ahead(self, table: int, computed: int, block_id: int) -> bool:
-        """Whether the row's tokens from `computed` on lie in that block, some or all of them."""
-        return block_id in self._ids[table, computed // self.block_size : self._lengths[table]]
+    def ahead(self, table: int, computed: int) -> list[int]:
+        """Blocks of the row's tokens from `computed` on."""
+        found: list[int] = self._ids[table, computed // self.block_size : self._lengths[table]].tolist()
+        return found
 
     def slots(self, table: int) -> int:
         """Tokens that the row's blocks hold."""

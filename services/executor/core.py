@@ -5,6 +5,7 @@ One step: `take` every plan that came, `demote`, `next_step`, compute, `finish` 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -233,16 +234,15 @@ class StepCore:
         if self._model is None:
             return []
         moves = self.operations.begin_moves(
-            phase, self.epoch, self._model.pools, self._is_settled, self.inventory.key_of
+            phase, self.epoch, self._model.pools, self._unsettled, self.inventory.key_of
         )
         self.inventory.overwrite(move.destination for move in moves if move.destination is not None)
         return moves
 
-    def _is_settled(self, block_id: int) -> bool:
-        """Whether no present sequence writes into the block any more."""
-        return not any(
-            self._tables.is_ahead(sequence.table, sequence.computed, block_id) for sequence in self.sequences.values()
-        )
+    def _unsettled(self) -> set[int]:
+        """Blocks that present sequences are still to write."""
+        ahead = (self._tables.ahead(sequence.table, sequence.computed) for sequence in self.sequences.values())
+        return set(itertools.chain.from_iterable(ahead))
 
     def _add_demotion(self, demotion: executor_pb2.BlockDemotion) -> None:
         sequence = self.sequences.get(demotion.sequence_id)

@@ -98,20 +98,23 @@ class Operations:
             self._waiting[phase] = [operation for operation in waiting if operation.operation_id not in done]
 
     def begin_moves(
-        self, phase: int, epoch: int, pools: PoolMap, is_settled: Callable[[int], bool], key_of: Callable[[int], bytes]
+        self, phase: int, epoch: int, pools: PoolMap, unsettled: Callable[[], set[int]], key_of: Callable[[int], bytes]
     ) -> list[Move]:
-        """Moves of this phase whose source nobody writes any more; from now on they are under way."""
-        if self._holds or not self._waiting[phase]:
+        """Moves of this phase whose source nobody writes any more; from now on they are under way.
+
+        `unsettled` names the blocks that are still to be written.
+        """
+        if self._holds or all(operation.kind == COPY for operation in self._waiting[phase]):
             return []
+        written = unsettled()
         begun: list[Move] = []
         left = []
         for operation in self._waiting[phase]:
-            has_source = operation.kind != IMPORT
             if operation.kind == COPY:
                 left.append(operation)
             elif operation.operation_id < self._first_id:
                 continue
-            elif has_source and not is_settled(operation.source_block_id):
+            elif operation.kind != IMPORT and operation.source_block_id in written:
                 left.append(operation)
             else:
                 begun.append(_move(operation, epoch, pools, key_of))
