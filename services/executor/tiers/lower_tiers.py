@@ -27,6 +27,8 @@ from services.executor.tiers.store import Outcome, RemoteStore, SlotStore, Store
 log = logging.getLogger("quire.executor")
 
 FILE_VERSION = "1"
+REST = 3.0
+"""Moves that nobody waits for take a quarter of a CPU at most where steps need them all."""
 
 
 class LowerTiers:
@@ -60,8 +62,11 @@ class LowerTiers:
             metrics.ended(move.tier, move.kind, outcome.value)
             on_ended(move, outcome)
 
+        # Steps on CPUs take all of them, and wait at every barrier for the thread that a move keeps from its own.
+        rest = REST if self._backend.computes_from_host_memory else 0
         self._movers = {
-            is_remote: Mover("kv-remote" if is_remote else "kv-tiers", self._make, ended) for is_remote in (False, True)
+            is_remote: Mover("kv-remote" if is_remote else "kv-tiers", self._make, ended, rest)
+            for is_remote in (False, True)
         }
 
     def submit(self, move: Move) -> None:

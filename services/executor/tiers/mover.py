@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -20,10 +21,14 @@ class Mover:
     """
 
     def __init__(
-        self, name: str, perform: Callable[[Move], Outcome], on_ended: Callable[[Move, Outcome], None]
+        self, name: str, perform: Callable[[Move], Outcome], on_ended: Callable[[Move, Outcome], None], rest: float = 0
     ) -> None:
-        """`perform` makes a move; `on_ended` hears of each once, on either thread."""
-        self._perform, self._on_ended = perform, on_ended
+        """`perform` makes a move; `on_ended` hears of each once, on either thread.
+
+        `rest`: pause after a move that nobody waits for, in multiples of the CPU time that it took.
+        """
+        self._perform, self._on_ended, self._rest = perform, on_ended, rest
+        self._rested_at = 0.0  # monotonic
         self._urgent: deque[Move] = deque()  # a sequence waits for them
         self._others: deque[Move] = deque()
         self._changed = threading.Condition()
@@ -58,17 +63,23 @@ class Mover:
 
     def _run(self) -> None:
         while (move := self._next()) is not None:
+            started = time.thread_time()
             try:
                 outcome = self._perform(move)
             except Exception:
                 log.exception("a KV block could not be moved", extra={"operation": move.operation_id})
                 outcome = Outcome.ERROR
+            if not move.fills_device:
+                self._rested_at = time.monotonic() + self._rest * (time.thread_time() - started)
             self._on_ended(move, outcome)
 
     def _next(self) -> Move | None:
         with self._changed:
-            while not (self._urgent or self._others or self._stopping):
-                self._changed.wait()
-            if self._stopping:
-                return None
-            return (self._urgent or self._others).popleft()
+            while not self._stopping:
+                if self._urgent:
+                    return self._urgent.popleft()
+                left = self._rested_at - time.monotonic()
+                if self._others and left <= 0:
+                    return self._others.popleft()
+                self._changed.wait(left if self._others else None)
+        return None

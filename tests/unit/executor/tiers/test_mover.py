@@ -16,12 +16,12 @@ def move(operation_id: int, kind: str = "offload") -> Move:
 class Bench:
     """A mover whose moves wait for `gate`; number 13 fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, rest: float = 0) -> None:
         self.gate, self.begun = threading.Semaphore(0), threading.Semaphore(0)
         self.made: list[int] = []
         self.ended: dict[int, Outcome] = {}
         self.news = threading.Semaphore(0)
-        self.mover = Mover("test", self.perform, self.on_ended)
+        self.mover = Mover("test", self.perform, self.on_ended, rest)
 
     def perform(self, move: Move) -> Outcome:
         self.begun.release()
@@ -95,3 +95,18 @@ def test_a_fault_ends_one_move_and_not_the_thread(bench, caplog):
     bench.finish(2)
     assert bench.ended == {13: Outcome.ERROR, 14: Outcome.DONE}
     assert "staged" in caplog.text
+
+
+def test_moves_that_nobody_waits_for_leave_pauses_that_loads_do_not_wait_for():
+    bench = Bench(rest=1e9)
+    try:
+        bench.mover.submit(move(1))
+        bench.finish(1)
+        bench.mover.submit(move(2))
+        for operation_id in (3, 4):
+            bench.mover.submit(move(operation_id, "load"))
+        bench.finish(2)
+        assert bench.made == [1, 3, 4]
+    finally:
+        bench.mover.stop()
+    assert bench.ended[2] is Outcome.DROPPED
