@@ -66,30 +66,67 @@ uint16_t bf16_towards(float x) {
   return uint16_t(bits >> 16);
 }
 
-template <class Number>
-Range symmetric_range(int count, Number x) {
-  float most = 0.0f;
-  for (int i = 0; i < count; i++) most = __builtin_fmaxf(most, __builtin_fabsf(x(i)));
-  return {bf16_away(most / 127.0f), 0};
+// Numbers come 32 at a time: read(first, out) writes numbers first .. first + 31.
+constexpr int kRun = kBlockTokens;
+
+// The largest of f(x), f from vectors to vectors.
+template <class Read, class Function>
+float largest(int count, Read read, Function f) {
+  float run[kRun];
+  read(0, run);
+  F most = f(load(run));
+  for (int first = 0; first < count; first += kRun) {
+    if (first > 0) read(first, run);
+    for (int i = 0; i < kRun; i += kLanes) most = max(f(load(run + i)), most);
+  }
+  return reduce_max(most);
 }
 
-template <class Number>
-Range full_range(int count, Number x) {
-  float least = x(0), most = x(0);
-  for (int i = 1; i < count; i++) {
-    least = __builtin_fminf(least, x(i));
-    most = __builtin_fmaxf(most, x(i));
-  }
+template <class Read>
+Range symmetric_range(int count, Read read) {
+  return {bf16_away(largest(count, read, [](F x) { return abs(x); }) / 127.0f), 0};
+}
+
+template <class Read>
+Range full_range(int count, Read read) {
+  const float least = 0.0f - largest(count, read, [](F x) { return sub(zero(), x); });
+  const float most = largest(count, read, [](F x) { return x; });
   const uint16_t minimum = least < 0 ? bf16_away(least) : bf16_towards(least);
   return {bf16_away((most - from_bf16(minimum)) / 15.0f), minimum};
 }
 
-// Within least .. most, whatever rounding or a number that is not finite would give.
-int quantized(float x, Range range, int least, int most) {
+// Calls write(i, q) for each number: q within least .. most, whatever rounding or a number that is not finite would
+// give.
+template <class Read, class Write>
+void quantize(int count, Read read, Range range, int least, int most, Write write) {
   const float scale = from_bf16(range.scale);
-  if (!(scale > 0)) return 0;
-  const float steps = __builtin_rintf((x - from_bf16(range.minimum)) / scale);
-  return steps > float(least) ? (steps < float(most) ? int(steps) : most) : least;
+  const F minimum = splat(from_bf16(range.minimum)), divisor = splat(scale > 0 ? scale : 1.0f);
+  const F low = splat(float(least)), high = splat(float(most));
+  float run[kRun];
+  int32_t whole[kRun];
+  for (int first = 0; first < count; first += kRun) {
+    read(first, run);
+    for (int i = 0; i < kRun; i += kLanes) {
+      F steps = max(div(sub(load(run + i), minimum), divisor), low);
+      steps = select(greater(steps, high), high, steps);
+      store_int(whole + i, scale > 0 ? round_to_int(steps) : splat_int(0));
+    }
+    for (int i = 0; i < kRun; i++) write(first + i, whole[i]);
+  }
+}
+
+// One channel's keys, or one token's values, as `read` above takes them.
+template <int kFrom>
+auto channel(Source<kFrom> source, int dim) {
+  return [=](int, float* out) {
+    for (int t = 0; t < kRun; t++) out[t] = source.key(dim, t);
+  };
+}
+template <int kFrom>
+auto token(Source<kFrom> source, int t) {
+  return [=](int first, float* out) {
+    for (int d = 0; d < kRun; d++) out[d] = source.value(first + d, t);
+  };
 }
 
 template <int kFrom>
@@ -97,22 +134,20 @@ void narrow_to_int8(Source<kFrom> source, uint8_t* target) {
   const int half = source.half, size = 2 * half;
   uint16_t* key_scales = (uint16_t*)(target + number_bytes(kKvInt8, half));
   for (int d = 0; d < size; d++) {
-    const auto number = [&](int t) { return source.key(d, t); };
-    const Range range = symmetric_range(kBlockTokens, number);
+    const auto numbers = channel(source, d);
+    const Range range = symmetric_range(kBlockTokens, numbers);
     key_scales[d] = range.scale;
-    for (int t = 0; t < kBlockTokens; t++) {
-      target[(d / 4 * kBlockTokens + t) * 4 + d % 4] = uint8_t(quantized(number(t), range, -127, 127));
-    }
+    uint8_t* at = target + d / 4 * kBlockTokens * 4 + d % 4;
+    quantize(kBlockTokens, numbers, range, -127, 127, [&](int t, int q) { at[t * 4] = uint8_t(q); });
   }
   uint8_t* values = target + key_bytes(kKvInt8, half);
   uint16_t* value_scales = (uint16_t*)(values + number_bytes(kKvInt8, half));
   for (int t = 0; t < kBlockTokens; t++) {
-    const auto number = [&](int d) { return source.value(d, t); };
-    const Range range = symmetric_range(size, number);
+    const auto numbers = token(source, t);
+    const Range range = symmetric_range(size, numbers);
     value_scales[t] = range.scale;
-    for (int d = 0; d < size; d++) {
-      values[(t / 4 * size + d) * 4 + t % 4] = uint8_t(quantized(number(d), range, -127, 127));
-    }
+    uint8_t* at = values + t / 4 * size * 4 + t % 4;
+    quantize(size, numbers, range, -127, 127, [&](int d, int q) { at[d * 4] = uint8_t(q); });
   }
 }
 
@@ -122,25 +157,25 @@ void narrow_to_int4(Source<kFrom> source, uint8_t* target) {
   memset(target, 0, number_bytes(kKvInt4, half));
   uint16_t* key_scales = (uint16_t*)(target + number_bytes(kKvInt4, half));
   for (int d = 0; d < size; d++) {
-    const auto number = [&](int t) { return source.key(d, t); };
-    const Range range = full_range(kBlockTokens, number);
+    const auto numbers = channel(source, d);
+    const Range range = full_range(kBlockTokens, numbers);
     key_scales[d] = range.scale;
     key_scales[size + d] = range.minimum;
-    for (int t = 0; t < kBlockTokens; t++) {
-      target[d % half * kBlockTokens + t] |= uint8_t(quantized(number(t), range, 0, 15) << (d / half * 4));
-    }
+    uint8_t* at = target + d % half * kBlockTokens;
+    const int shift = d / half * 4;
+    quantize(kBlockTokens, numbers, range, 0, 15, [&](int t, int q) { at[t] |= uint8_t(q << shift); });
   }
   uint8_t* values = target + key_bytes(kKvInt4, half);
   memset(values, 0, number_bytes(kKvInt4, half));
   uint16_t* value_scales = (uint16_t*)(values + number_bytes(kKvInt4, half));
   for (int t = 0; t < kBlockTokens; t++) {
-    const auto number = [&](int d) { return source.value(d, t); };
-    const Range range = full_range(size, number);
+    const auto numbers = token(source, t);
+    const Range range = full_range(size, numbers);
     value_scales[t] = range.scale;
     value_scales[kBlockTokens + t] = range.minimum;
-    for (int d = 0; d < size; d++) {
-      values[t / 2 * size + d] |= uint8_t(quantized(number(d), range, 0, 15) << (t % 2 * 4));
-    }
+    uint8_t* at = values + t / 2 * size;
+    const int shift = t % 2 * 4;
+    quantize(size, numbers, range, 0, 15, [&](int d, int q) { at[d] |= uint8_t(q << shift); });
   }
 }
 

@@ -72,7 +72,7 @@ def quantize(x: Tensor, format_: str, dim: int) -> tuple[Tensor, Tensor]:
     if format_ == "int8":
         minimum, reach, least = None, x.abs().amax(dim, keepdim=True), -127
     else:
-        lowest = x.amin(dim, keepdim=True)
+        lowest = x.amin(dim, keepdim=True) + 0.0  # a zero is positive
         minimum, least = torch.where(lowest < 0, _away(lowest), _towards(lowest)), 0
         reach, x = x.amax(dim, keepdim=True) - minimum, x - minimum
     steps = _STEPS[format_]
