@@ -78,8 +78,8 @@ class CpuBackend:
         """Packs the weights, or maps them where that was done before.
 
         `dtype` is fp32, bf16 or auto (what the file holds, or the nearest to it), `kv_format` fp32, bf16 or auto (fp32
-        beside fp32 weights, else bf16), `instruction_set` one that this CPU has or auto (the best). Mapped weights of at
-        most `own_memory_limit` bytes are copied into memory of the process's own. Raises MODEL_LOAD_FAILED, or
+        beside fp32 weights, else bf16), `instruction_set` one that this CPU has or auto (the best). Mapped weights of
+        at most `own_memory_limit` bytes are copied into memory of the process's own. Raises MODEL_LOAD_FAILED, or
         INVALID_FIELD for a context length beyond the model's.
         """
         spec = with_context_length(checkpoint.spec, context_length)
