@@ -142,7 +142,7 @@ class Engine:
                 log.exception("warm-up failed", extra={"source": source})
                 raise QuireError(Reason.MODEL_LOAD_FAILED, f"warm-up: {type(error).__name__}: {error}") from error
             self.model = model
-            self._metrics.blocks_allocated(model.shape.block_count)
+            self._metrics.blocks_allocated(model.shape.pool_starts[-1])
             await self._change(description)
             gc.collect()
             gc.freeze()  # what a model brought stays: no collection need walk it again

@@ -26,7 +26,7 @@ class ExecutorMetrics:
             registry=registry,
         )
         self._sequences = Gauge("quire_executor_sequences", "Sequences present", registry=registry)
-        self._blocks = Gauge("quire_executor_kv_blocks", "KV blocks in the pool", registry=registry)
+        self._blocks = Gauge("quire_executor_kv_blocks", "KV blocks on the device, of all formats", registry=registry)
         self._numa = Gauge(
             "quire_executor_numa_bound",
             "1 where what computes is bound to the NUMA node, 0 where the kernel refuses",
