@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -111,3 +112,10 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 TestBlockPool = BlockPoolMachine.TestCase
 TestBlockPool.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+
+
+@pytest.mark.full
+class TestLongHistories(BlockPoolMachine.TestCase):
+    """100,000 operations."""
+
+    settings = settings(max_examples=2000, stateful_step_count=50, deadline=None)
