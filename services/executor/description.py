@@ -71,6 +71,7 @@ def describe_loaded(
             groups=[group],
             pools=pools,
             kv_policy=str(model.policy),
+            remote_store=model.tiers.remote_name if model.tiers is not None else "",
             decode_step_seconds=measured.decode_step_seconds,
             prefill_tokens_per_second=measured.prefill_tokens_per_second,
         )

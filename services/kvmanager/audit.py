@@ -42,8 +42,8 @@ def find_violations(executors: Mapping[str, Executor], sessions: Iterable[Sessio
                 found = _check_group(holding, group, books, held)
                 problems += [f"sequence {holding.sequence_id}: {problem}" for problem in found]
         for move in executor.moves:
-            held[id(move.source)].append(move.source_block)
-            held[id(move.destination)].append(move.destination_block)
+            for spot in move.spots:
+                held[id(spot.pool)].append(spot.block)
         for pool in executor.pools:
             name = f"{executor.spec.executor_id} pool {pool.spec.pool_id}"
             found = _check_pool(pool, books[id(pool)], held[id(pool)])

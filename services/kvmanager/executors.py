@@ -12,6 +12,7 @@ from services.kvmanager.holdings import Holding, Session
 from services.kvmanager.keys import KEY_BYTES, KeySpace
 from services.kvmanager.moves import Moves
 from services.kvmanager.pools import Pool, PoolSpec
+from services.kvmanager.remote import RemoteContent
 from services.kvmanager.retention import Quota
 
 DEVICE = 1
@@ -28,6 +29,7 @@ class ExecutorSpec:
     model_fingerprint: str  # empty while no model is loaded
     pools: tuple[PoolSpec, ...]
     policy: KvPolicy = HOT_ONLY
+    remote_store: str = ""  # names the store that blocks can be sent to and taken from; empty for none
 
 
 def policy_formats(policy: KvPolicy) -> list[int]:
@@ -69,7 +71,9 @@ class Executor:
         operation_ids: Iterator[int],
         quotas: Mapping[str, Quota] | None = None,
         events: ExecutorEvents | None = None,
+        remote: RemoteContent | None = None,
     ) -> None:
+        """`remote`: what is known of the store that it reaches, if any."""
         self.spec = spec
         self.events = events
         self.pools = [Pool(pool, quotas, events) for pool in spec.pools]
@@ -78,12 +82,14 @@ class Executor:
         self.closed_through = -1  # nothing runs any more in this epoch and older ones
         self.connected = True
         self.holdings: set[Holding] = set()
-        self.moves = Moves(self.pools, DEVICE, operation_ids)
+        self.moves = Moves(self.pools, DEVICE, operation_ids, remote)
         self.scheduler: Session | None = None  # whose plans it takes
 
     def obey(self, session: Session) -> None:
-        """A scheduler places sequences here; an executor has one scheduler."""
-        self.scheduler = session
+        """A scheduler places sequences here, or its stream is a new one; an executor has one scheduler."""
+        if self.scheduler is not session:
+            self.scheduler = session
+            self.moves.send_again()  # what went to an older stream may have been lost with it
 
     @property
     def hot_pools(self) -> list[Pool]:
@@ -100,9 +106,12 @@ class Executor:
 
     def takes(self, key_space: KeySpace, epoch: int) -> bool:
         """Whether sequences of that epoch may be placed here. A scheduler may know a newer epoch before we do."""
+        return self.connected and self.runs(key_space, epoch)
+
+    def runs(self, key_space: KeySpace, epoch: int) -> bool:
+        """Whether sequences of that epoch may be here, as far as we know."""
         return (
-            self.connected
-            and self.spec.model_fingerprint == key_space.model_fingerprint
+            self.spec.model_fingerprint == key_space.model_fingerprint
             and str(self.spec.policy) == key_space.kv_policy
             and epoch >= self.epoch
             and epoch > self.closed_through

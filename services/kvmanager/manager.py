@@ -16,6 +16,7 @@ from services.kvmanager.moves import Move
 from services.kvmanager.options import Option
 from services.kvmanager.placement import Outcome, choose
 from services.kvmanager.recovery import rebuild
+from services.kvmanager.remote import RemoteContent
 from services.kvmanager.reservations import (
     ExtensionAnswer,
     GroupBlocks,
@@ -37,6 +38,7 @@ class Rebuilt(NamedTuple):
     sequence_id: int
     executor_id: str
     sealed: list[Sealed]
+    extension: ExtensionAnswer | None = None  # where one was asked for meanwhile
     problem: str = ""
 
 
@@ -83,6 +85,7 @@ class KvManager:
         self.outcomes: Counter[Outcome] = Counter()
         self.events = events
         self._quotas = quotas
+        self._remotes: dict[str, RemoteContent] = {}  # by store
         self._evicted_by_removed_pools = 0
 
     def pass_time(self, now: float) -> None:
@@ -116,7 +119,8 @@ class KvManager:
         if known is not None:
             self._remove(known)
         events = None if self.events is None else ExecutorEvents(self.events, spec.executor_id)
-        executor = Executor(spec, epoch, self._operation_ids, self._quotas, events)
+        remote = self._remotes.setdefault(spec.remote_store, RemoteContent()) if spec.remote_store else None
+        executor = Executor(spec, epoch, self._operation_ids, self._quotas, events, remote)
         self.executors[spec.executor_id] = executor
         refused = executor.restore(inventory)
         for session in self.sessions:
@@ -162,20 +166,27 @@ class KvManager:
                 self.waiting.closed(session)
         opened = Session(scheduler_id)
         self.sessions.append(opened)
+        for executor in self.executors.values():
+            if executor.scheduler is not None and executor.scheduler.scheduler_id == scheduler_id:
+                executor.obey(opened)
         return opened
 
     def restate(self, session: Session, restated: Restated) -> None:
         """Takes over a sequence that this scheduler holds from before: from its older stream, or from the executor's
         inventory after a restart of this process. `take_restated` says what became of it.
         """
+        executor = self.executors.get(restated.executor_id)
+        self.waiting.cancel(session, restated.sequence_id)
+        freed = []
         for older in self.sessions:
             if older.scheduler_id == session.scheduler_id and restated.sequence_id in older.holdings:
-                self._free(older.holdings[restated.sequence_id])  # nothing else takes its blocks before the next line
-        executor = self.executors.get(restated.executor_id)
+                freed.append(self._give_back(older.holdings[restated.sequence_id]))
         if executor is None:
             session.absent[restated.sequence_id] = restated
-        else:
+        else:  # nothing took its blocks meanwhile
             self._restated.append(self._rebuild(session, executor, restated))
+        for left in freed:
+            self._forget_where_unused(left)
 
     def all_restated(self, session: Session) -> set[str]:
         """A scheduler has restated all that it holds: what older streams of it hold besides was given up.
@@ -188,9 +199,6 @@ class KvManager:
                 gained.add(holding.executor.spec.executor_id)
                 self._free(holding)
             self.sessions.remove(older)
-        for executor in self.executors.values():
-            if executor.scheduler is session:
-                executor.moves.send_again()  # what went to an older stream may have been lost with it
         return gained
 
     def take_restated(self) -> list[Rebuilt]:
@@ -223,7 +231,8 @@ class KvManager:
         None where it is better to wait: `answer_due` gives the answer then.
         """
         problem = wanted.problem()
-        if wanted.sequence_id in session.holdings or (session, wanted.sequence_id) in self.waiting:
+        known = session.holdings, session.absent
+        if any(wanted.sequence_id in ids for ids in known) or (session, wanted.sequence_id) in self.waiting:
             problem = "sequence_id: already reserved"
         if problem:
             return self._count(ReservationAnswer(wanted.sequence_id, Outcome.INVALID, [problem]))
@@ -239,27 +248,29 @@ class KvManager:
         return answers
 
     def answer_stale(self) -> list[Answer]:
-        """Answers to reservations that waited for a sequence which computed nothing since the last call."""
+        """Answers to reservations for whose prefix nothing was done since the last call."""
         stale = self.waiting.take_stale()
         found = [(p.session, self._reserve(p.session, p.wanted, may_wait=False, may_load=False)) for p in stale]
         return [(session, answer) for session, answer in found if answer is not None]
 
-    def extend(self, session: Session, sequence_id: int, slots: int) -> ExtensionAnswer:
-        """Gives a sequence blocks up to `slots` token slots in every group, or none."""
-        if sequence_id in session.absent:
-            return ExtensionAnswer(sequence_id, Outcome.NO_BLOCKS)  # until its executor is back
+    def extend(self, session: Session, sequence_id: int, slots: int) -> ExtensionAnswer | None:
+        """Gives a sequence blocks up to `slots` token slots in every group, or none.
+
+        None for a restated one whose executor is not back: `take_restated` gives the answer then.
+        """
+        if slots <= 0:
+            return ExtensionAnswer(sequence_id, Outcome.INVALID, problem=f"{slots} slots asked for")
+        absent = session.absent.get(sequence_id)
+        if absent is not None:
+            absent.slots = slots
+            return None
         holding = session.holdings.get(sequence_id)
         if holding is None:
             return ExtensionAnswer(sequence_id, Outcome.INVALID, problem="unknown sequence")
-        if slots <= 0:
-            return ExtensionAnswer(sequence_id, Outcome.INVALID, problem=f"{slots} slots asked for")
         groups, executor = holding.groups, holding.executor
         counts = [max(0, group.pool.spec.blocks_for(slots) - len(group.blocks)) for group in groups]
         if not any(counts):
             return ExtensionAnswer(sequence_id, Outcome.GRANTED)
-        for group, count in zip(groups, counts, strict=True):
-            if len(group.blocks) - len(group.demoted) + count > group.pool.blocks.count:
-                return ExtensionAnswer(sequence_id, Outcome.NEVER_FITS)
         policy = executor.spec.policy
         copies = [
             group.copies(policy, group.slots, group.slots + count * group.pool.spec.block_size)
@@ -267,9 +278,10 @@ class KvManager:
             else None
             for group, count in zip(groups, counts, strict=True)
         ]
-        for group, count, plan in zip(groups, counts, copies, strict=True):
-            if count > group.pool.blocks.available_count or (plan is not None and not plan.fits):
-                return ExtensionAnswer(sequence_id, Outcome.NO_BLOCKS)
+        wanted = list(zip(groups, counts, copies, strict=True))
+        if any(c > g.pool.blocks.available_count or (plan is not None and not plan.fits) for g, c, plan in wanted):
+            ever = all(g.fits_ever(count, plan) for g, count, plan in wanted)
+            return ExtensionAnswer(sequence_id, Outcome.NO_BLOCKS if ever else Outcome.NEVER_FITS)
         demotions = holding.grow(counts, copies)
         gained = [
             GroupBlocks(group.pool.spec.group_id, group.pool.ids(group.blocks[len(group.blocks) - count :]))
@@ -277,7 +289,7 @@ class KvManager:
             if count
         ]
         changes = [change for group, new in zip(groups, demotions, strict=True) for change in demoted(group.ages, new)]
-        self._make_room(executor)
+        self._make_room(executor, holding.epoch)
         return ExtensionAnswer(sequence_id, Outcome.GRANTED, gained, changes)
 
     def progress(
@@ -290,8 +302,7 @@ class KvManager:
             return absent.executor_id, []
         holding = _held(session, sequence_id)
         sealed = holding.advance(computed, token_ids)
-        if sealed:
-            self.waiting.advanced(holding)
+        self.waiting.advanced(holding)
         return holding.executor.spec.executor_id, sealed
 
     def release(self, session: Session, sequence_id: int) -> str:
@@ -368,18 +379,20 @@ class KvManager:
         if not wanted.skip_prefix_cache:
             self.prefix_query_tokens += len(wanted.tokens)
             self.prefix_hit_tokens += option.match.cached_tokens
-        self._make_room(option.executor)
+        self._make_room(option.executor, holding.epoch)
         return self._count(_granted(option, holding, decision.reasons))
 
     def _count(self, answer: ReservationAnswer) -> ReservationAnswer:
         self.outcomes[answer.outcome] += 1
         return answer
 
-    def _make_room(self, executor: Executor) -> None:
+    def _make_room(self, executor: Executor, epoch: int) -> None:
+        if executor.has_ended(epoch):
+            return  # its plans are not taken any more
         for place in executor.places:
             for ages in place.groups:
                 for pool in ages:
-                    executor.moves.make_room(pool, executor.epoch)
+                    executor.moves.make_room(pool, epoch)
 
     def _close(self, executor: Executor, through: int) -> None:
         """Nothing of epochs up to this one runs any more."""
@@ -395,17 +408,21 @@ class KvManager:
             sealed = rebuild(session, executor, restated)
             executor.obey(session)
         except Refused as problem:
-            return Rebuilt(session, restated.sequence_id, restated.executor_id, [], str(problem))
-        return Rebuilt(session, restated.sequence_id, restated.executor_id, sealed)
+            return Rebuilt(session, restated.sequence_id, restated.executor_id, [], problem=str(problem))
+        asked = self.extend(session, restated.sequence_id, restated.slots) if restated.slots else None
+        return Rebuilt(session, restated.sequence_id, restated.executor_id, sealed, asked)
 
     def _free(self, holding: Holding) -> None:
+        self._forget_where_unused(self._give_back(holding))
+
+    def _give_back(self, holding: Holding) -> Executor:
         """The only way out of a holding; leaving its session first makes a second one impossible."""
         del holding.session.holdings[holding.sequence_id]
         executor = holding.executor
         executor.holdings.remove(holding)
         holding.release()
         self.waiting.left(holding)
-        self._forget_where_unused(executor)
+        return executor
 
     def _forget_where_unused(self, executor: Executor) -> None:
         if not executor.connected and not executor.holdings:

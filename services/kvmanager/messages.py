@@ -80,7 +80,7 @@ def read_description(description: types_pb2.ExecutorDescription) -> ExecutorSpec
     if any(PERIOD % size for size in sizes.values()) and policy.colder:
         raise invalid("description.groups.block_size", f"must divide {PERIOD} where formats change with age")
     _check_pools(pools, set(sizes), policy)
-    return ExecutorSpec(description.executor_id, description.model.fingerprint, pools, policy)
+    return ExecutorSpec(description.executor_id, description.model.fingerprint, pools, policy, description.remote_store)
 
 
 def read_inventory(blocks: Iterable[executor_pb2.SealedBlock]) -> list[InventoryBlock]:
@@ -114,10 +114,13 @@ def write_extension(answer: ExtensionAnswer) -> kvmanager_pb2.ExtendResult:
     )
 
 
-def write_moves(executor: Executor, moves: Iterable[Move]) -> kvmanager_pb2.ExecutorOperations:
-    return kvmanager_pb2.ExecutorOperations(
-        executor_id=executor.spec.executor_id, operations=[_write_move(move) for move in moves]
-    )
+def write_moves(executor: Executor, moves: Iterable[Move]) -> list[kvmanager_pb2.ExecutorOperations]:
+    return [
+        kvmanager_pb2.ExecutorOperations(
+            executor_id=executor.spec.executor_id, epoch=epoch, operations=[_write_move(move) for move in alike]
+        )
+        for epoch, alike in itertools.groupby(moves, lambda move: move.epoch)
+    ]
 
 
 def write_sealed(executor_id: str, sealed: Iterable[Sealed]) -> kvmanager_pb2.ExecutorSealedBlocks:
@@ -175,18 +178,21 @@ def _write_demotions(sequence_id: int, demotions: Iterable[Demoted]) -> list[exe
 
 
 def _write_move(move: Move) -> executor_pb2.BlockOperation:
-    source, destination = move.source.spec, move.destination.spec
-    return executor_pb2.BlockOperation(
+    message = executor_pb2.BlockOperation(
         operation_id=move.operation_id,
         kind=executor_pb2.BlockOperationKind.ValueType(move.kind),
         phase=executor_pb2.BLOCK_OPERATION_PHASE_BEFORE,
-        group_id=source.group_id,
-        source_block_id=source.first_block_id + move.source_block,
-        destination_block_id=destination.first_block_id + move.destination_block,
-        source_pool_id=source.pool_id,
-        destination_pool_id=destination.pool_id,
+        group_id=move.spots[0].pool.spec.group_id,
         key=move.key,
     )
+    if move.source is not None:
+        spec = move.source.pool.spec
+        message.source_pool_id, message.source_block_id = spec.pool_id, spec.first_block_id + move.source.block
+    if move.destination is not None:
+        spec = move.destination.pool.spec
+        message.destination_pool_id = spec.pool_id
+        message.destination_block_id = spec.first_block_id + move.destination.block
+    return message
 
 
 def _read_pool(index: int, pool: types_pb2.BlockPool, block_sizes: dict[int, int]) -> PoolSpec:

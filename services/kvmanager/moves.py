@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from services.kvmanager.pools import Pool
+from services.kvmanager.remote import RemoteContent
 
 ROOM_SHARE = 16
 """A pool with a lower tier keeps one part in this many free: what it holds and nobody uses moves down ahead of need."""
@@ -19,69 +20,89 @@ class MoveKind(enum.IntEnum):
 
     OFFLOAD = 3
     LOAD = 4
+    EXPORT = 5
+    IMPORT = 6
+
+    @property
+    def brings_up(self) -> bool:
+        return self in (MoveKind.LOAD, MoveKind.IMPORT)
+
+
+class Spot(NamedTuple):
+    """A block of a pool."""
+
+    pool: Pool
+    block: int
 
 
 class Move(NamedTuple):
-    """A copy from one pool to another. Both blocks are held until it is over."""
+    """A copy of a block from one place to another; None is the remote store. Both are held until it is over."""
 
     operation_id: int
     kind: MoveKind
     epoch: int
-    source: Pool
-    source_block: int
-    destination: Pool
-    destination_block: int
+    source: Spot | None
+    destination: Spot | None
     key: bytes
+
+    @property
+    def spots(self) -> list[Spot]:
+        """The blocks that it holds."""
+        return [spot for spot in (self.source, self.destination) if spot is not None]
 
 
 class Moves:
     """The moves of one executor: decided, handed out once, and over when it reports them or their epoch has ended."""
 
-    def __init__(self, pools: Sequence[Pool], device: int, operation_ids: Iterator[int]) -> None:
-        self._device = [pool for pool in pools if pool.spec.tier == device]
+    def __init__(
+        self, pools: Sequence[Pool], device: int, operation_ids: Iterator[int], remote: RemoteContent | None
+    ) -> None:
+        """`device` is the tier that sequences compute from; `remote` the store that the executor reaches, if any."""
         self._lower = sorted((pool for pool in pools if pool.spec.tier != device), key=lambda pool: pool.spec.tier)
         self._ids = operation_ids
+        self._remote = remote
         self._under_way: dict[int, Move] = {}
         self._unsent: list[Move] = []
 
     def __iter__(self) -> Iterator[Move]:
         return iter(self._under_way.values())
 
-    def lower_of(self, pool: Pool) -> list[Pool]:
-        """Pools of lower tiers for a device pool's blocks, nearest first."""
-        spec = pool.spec
-        return [p for p in self._lower if (p.spec.group_id, p.spec.format) == (spec.group_id, spec.format)]
-
-    def find_lower(self, pool: Pool, keys: Sequence[bytes]) -> list[tuple[Pool, int]]:
-        """Where the leading run of these keys lies in lower tiers."""
-        pools = self.lower_of(pool)
-        found = []
+    def find_below(self, pool: Pool, keys: Sequence[bytes]) -> list[Spot | None]:
+        """Where the leading run of these keys lies below the device; None is the remote store."""
+        pools, remote = self._lower_of(pool), self._remote
+        found: list[Spot | None] = []
         for key in keys:
-            place = next(((p, block) for p in pools if (block := p.index.find(key)) is not None), None)
-            if place is None:
+            spot = _find(pools, key)
+            if spot is None and (remote is None or key not in remote):
                 break
-            found.append(place)
+            found.append(spot)
         return found
 
-    def load(self, pool: Pool, keys: Sequence[bytes], found: Sequence[tuple[Pool, int]], epoch: int) -> list[Move]:
+    def bring_up(self, pool: Pool, keys: Sequence[bytes], found: Sequence[Spot | None], epoch: int) -> list[Move]:
         """Begins to bring blocks up; those already on their way are joined. The caller has seen that there is room."""
-        coming = {m.key: m for m in self._under_way.values() if m.kind == MoveKind.LOAD and m.destination is pool}
+        coming = {
+            move.key: move
+            for move in self._under_way.values()
+            if move.kind.brings_up and move.destination is not None and move.destination.pool is pool
+        }
         moves = []
-        for key, (source, block) in zip(keys, found, strict=True):
+        for key, source in zip(keys, found, strict=True):
             move = coming.get(key)
             if move is None:
-                source.acquire([block], 0)
-                (destination,) = pool.acquire((), 1)
-                move = self._begin(MoveKind.LOAD, epoch, source, block, pool, destination, key)
+                if source is not None:
+                    source.pool.acquire([source.block], 0)
+                destination = Spot(pool, pool.acquire((), 1, None)[0])
+                kind = MoveKind.IMPORT if source is None else MoveKind.LOAD
+                move = self._begin(kind, epoch, source, destination, key)
             moves.append(move)
         return moves
 
     def make_room(self, pool: Pool, epoch: int) -> None:
-        """Begins to move down what would be evicted next, where little of the pool is free."""
-        lower = self.lower_of(pool)
-        if not lower:
+        """Begins to copy down what would be evicted next, where little of the pool is free."""
+        lower, remote = self._lower_of(pool), self._remote
+        if not lower and remote is None:
             return
-        leaving = sum(m.source is pool for m in self._under_way.values())
+        leaving = sum(move.source is not None and move.source.pool is pool for move in self._under_way.values())
         wanted = pool.blocks.count // ROOM_SHARE - pool.blocks.free_count - leaving
         wanted = min(wanted, MOST_UNDER_WAY - len(self._under_way))
         if wanted <= 0:
@@ -89,12 +110,15 @@ class Moves:
         for block in pool.oldest_cached(wanted):
             key = pool.index.key_of(block)
             assert key is not None
-            if any(p.index.find(key) is not None for p in lower):
-                pool.discard(block)  # it is there already
-            elif lower[0].blocks.available_count:
-                pool.acquire([block], 0)
-                (destination,) = lower[0].acquire((), 1)
-                self._begin(MoveKind.OFFLOAD, epoch, pool, block, lower[0], destination, key)
+            if remote is not None and key not in remote:
+                pool.acquire([block], 0, None)
+                self._begin(MoveKind.EXPORT, epoch, Spot(pool, block), None, key)
+            if _find(lower, key) is not None or (not lower and remote is not None and key in remote):
+                pool.discard(block)  # it is there already; one that is still being copied is held, and stays
+            elif lower and lower[0].blocks.available_count:
+                pool.acquire([block], 0, None)
+                destination = Spot(lower[0], lower[0].acquire((), 1, None)[0])
+                self._begin(MoveKind.OFFLOAD, epoch, Spot(pool, block), destination, key)
 
     def take_unsent(self) -> list[Move]:
         """What the executor is to be told; each once."""
@@ -110,7 +134,10 @@ class Moves:
         failed = set(failed_ids)
         over = [move for i in operation_ids if (move := self._under_way.pop(i, None)) is not None]
         for move in over:
-            self._end(move, move.operation_id not in failed)
+            if move.operation_id in failed:
+                self._fail(move)
+            else:
+                self._arrive(move)
         return over
 
     def abort(self, epoch: int) -> list[Move]:
@@ -119,22 +146,44 @@ class Moves:
         self._unsent = [move for move in self._unsent if move.epoch > epoch]
         for move in over:
             del self._under_way[move.operation_id]
-            self._end(move, False)
+            _let_go(move, arrived=False)
         return over
 
-    def _begin(
-        self, kind: MoveKind, epoch: int, source: Pool, block: int, destination: Pool, target: int, key: bytes
-    ) -> Move:
-        move = Move(next(self._ids), kind, epoch, source, block, destination, target, key)
+    def _lower_of(self, pool: Pool) -> list[Pool]:
+        """Pools of lower tiers for a device pool's blocks, nearest first."""
+        spec = pool.spec
+        return [p for p in self._lower if (p.spec.group_id, p.spec.format) == (spec.group_id, spec.format)]
+
+    def _begin(self, kind: MoveKind, epoch: int, source: Spot | None, destination: Spot | None, key: bytes) -> Move:
+        move = Move(next(self._ids), kind, epoch, source, destination, key)
         self._under_way[move.operation_id] = move
         self._unsent.append(move)
         return move
 
-    def _end(self, move: Move, arrived: bool) -> None:
-        keys = [move.key] if arrived else ()
-        if arrived:
-            move.destination.settle(move.destination_block, move.key)
-        move.destination.release([move.destination_block], keys)
-        move.source.release([move.source_block], [move.key])
-        if arrived and move.kind == MoveKind.OFFLOAD:
-            move.source.discard(move.source_block)
+    def _arrive(self, move: Move) -> None:
+        if move.destination is not None:
+            move.destination.pool.settle(move.destination.block, move.key)
+        _let_go(move, arrived=True)
+        if move.kind == MoveKind.OFFLOAD and move.source is not None:
+            move.source.pool.discard(move.source.block)
+        if self._remote is not None and (move.source is None or move.destination is None):
+            self._remote.stored(move.key)
+
+    def _fail(self, move: Move) -> None:
+        """What could not be brought up is not there: else it would be asked for again and again."""
+        _let_go(move, arrived=False)
+        if move.kind == MoveKind.LOAD and move.source is not None:
+            move.source.pool.discard(move.source.block)
+        if self._remote is not None and move.kind == MoveKind.IMPORT:
+            self._remote.missing(move.key)
+
+
+def _find(pools: Iterable[Pool], key: bytes) -> Spot | None:
+    return next((Spot(pool, block) for pool in pools if (block := pool.index.find(key)) is not None), None)
+
+
+def _let_go(move: Move, *, arrived: bool) -> None:
+    if move.destination is not None:
+        move.destination.pool.release([move.destination.block], [move.key] if arrived else ())
+    if move.source is not None:
+        move.source.pool.release([move.source.block], [move.key])

@@ -10,7 +10,7 @@ from services.kvmanager.copies import CopyPlan
 from services.kvmanager.executors import Executor, Place
 from services.kvmanager.holdings import GroupHolding, Holding, Session
 from services.kvmanager.matching import Match, PromptKeys, no_match
-from services.kvmanager.moves import Move
+from services.kvmanager.moves import Move, Spot
 from services.kvmanager.placement import Candidate, Need
 from services.kvmanager.pools import Pool
 from services.kvmanager.reservations import AllowedExecutor, Reservation
@@ -29,7 +29,7 @@ class Option:
     match: Match
     slots: int  # token slots at first
     copies: tuple[CopyPlan, ...]  # per cache group
-    below: list[tuple[Pool, int]] = field(default_factory=list)  # what follows the match, in lower tiers
+    below: list[Spot | None] = field(default_factory=list)  # where what follows the match lies in lower tiers
 
     @classmethod
     def of(
@@ -60,7 +60,7 @@ class Option:
         if len(self.place.groups) > 1 or self.executor.spec.policy.colder or self.match.filler is not None:
             return
         pool, match = self.place.pools[0], self.match.groups[0]
-        found = self.executor.moves.find_lower(pool, match.keys[len(match.blocks) :])
+        found = self.executor.moves.find_below(pool, match.keys[len(match.blocks) :])
         self.below = found[: pool.room_beside(match.blocks)]
 
     def load_below(self) -> list[Move]:
@@ -68,7 +68,10 @@ class Option:
         pool, match = self.place.pools[0], self.match.groups[0]
         first = len(match.blocks)
         keys = match.keys[first : first + len(self.below)]
-        return self.executor.moves.load(pool, keys, self.below, self.load.epoch)
+        pool.acquire(match.blocks, 0, None)  # what it continues must not make room for it
+        moves = self.executor.moves.bring_up(pool, keys, self.below, self.load.epoch)
+        pool.release(match.blocks, match.keys[:first])
+        return moves
 
     def candidate(self, wanted: Reservation) -> Candidate:
         """What placement must know of this option."""

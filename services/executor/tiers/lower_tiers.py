@@ -48,6 +48,11 @@ class LowerTiers:
         self._metrics: TierMetrics | None = None
         self._movers: dict[bool, Mover] = {}
 
+    @property
+    def remote_name(self) -> str:
+        """Of the remote store, "" for none."""
+        return self._remote.name if self._remote is not None else ""
+
     def found(self) -> Iterator[tuple[int, bytes]]:
         """Block ids and keys of what an earlier process left."""
         for pool in self.pools.lower:

@@ -42,6 +42,13 @@ class RedisStore:
             retry=Retry(NoBackoff(), 1, supported_errors=(redis.exceptions.ConnectionError,)),
         )
 
+    @property
+    def name(self) -> str:
+        """Of the database, without user and password."""
+        place = self._client.connection_pool.connection_kwargs
+        address = place.get("path") or f"{place.get('host')}:{place.get('port')}"
+        return f"redis {address} {place.get('db', 0)}"
+
     def get(self, format_: str, key: bytes, block_bytes: int) -> memoryview:
         entry = self._call(lambda: self._client.get(self._name(format_, key)))
         if entry is None:

@@ -52,6 +52,11 @@ class SlotStore(Protocol):
 class RemoteStore(Protocol):
     """Blocks by key in a store that several executors share. Used by one thread at a time."""
 
+    @property
+    def name(self) -> str:
+        """Alike wherever it is the same store."""
+        ...
+
     def get(self, format_: str, key: bytes, block_bytes: int) -> memoryview:
         """The content. Raises StoreError."""
         ...
