@@ -38,6 +38,14 @@ class BlockPoolMachine(RuleBasedStateMachine):
                 self.real.keep(block)
                 self.naive.blocks[block].has_content = True
 
+    @rule(count=st.integers(1, 4), owner=owners, priority=priorities, pin=pins)
+    def serve(self, count: int, owner: int, priority: int, pin: float) -> None:
+        before = self.held()
+        self.take(count, owner, settle=True)
+        for block in reversed(self.held()):
+            if block not in before:
+                self.drop_one(block, priority, pin)
+
     @precondition(lambda self: self.with_content())
     @rule(choice=choices, count=st.integers(1, 3))
     def hold(self, choice: int, count: int) -> None:

@@ -123,6 +123,14 @@ def test_an_owner_above_its_quota_loses_its_own_blocks_first() -> None:
     assert pool.take(1, owner=1).evicted == [0]  # within the quota: as everybody
 
 
+def test_an_owner_at_its_quota_is_as_everybody() -> None:
+    pool = BlockPool(3)
+    pool.policy.set_quota(1, 2)
+    cache(pool, 1, owner=2)
+    cache(pool, 2, owner=1)
+    assert pool.take(1, owner=1).evicted == [0]
+
+
 def test_of_several_owners_above_quota_the_asker_pays_itself() -> None:
     pool = BlockPool(6)
     pool.policy.set_quota(1, 0)

@@ -83,27 +83,28 @@ def test_a_twins_retention_goes_to_the_block_that_is_found() -> None:
             st.sampled_from([0.0, 0.0, 2.0, 9.0]),
             st.sampled_from(["a", "b"]),
             st.integers(0, 3),
+            st.integers(0, 6),
         ),
         max_size=40,
     )
 )
 def test_a_prefix_never_goes_before_its_cached_continuations(
-    steps: list[tuple[list[int], int, float, str, int]],
+    steps: list[tuple[list[int], int, float, str, int, int]],
 ) -> None:
     """Whatever was wanted for whom, with sequences that overlap, little room, pins over the limit and a quota."""
     pool = Pool(spec(12), {"a": Quota(share=0.25)})
-    open_: list[tuple[list[int], list[int], Retention]] = []
+    open_: list[tuple[list[int], list[int], Retention, int]] = []
     now = 0.0
-    for tokens, priority, pin, namespace, closing in steps:
+    for tokens, priority, pin, namespace, closing, retained in steps:
         now += 1.0
         pool.pass_time(now)
         tokens = [ord(namespace), *tokens]
         matched = pool.index.match(keys_of(tokens))
         if pool.room_beside(matched) >= len(tokens) - len(matched):
-            open_.append((tokens, enter(pool, tokens, namespace), Retention(priority, pin)))
+            open_.append((tokens, enter(pool, tokens, namespace), Retention(priority, pin), retained))
         while len(open_) > closing:
-            tokens, blocks, retention = open_.pop(0)
-            pool.release(blocks, keys_of(tokens), retention, len(tokens))
+            tokens, blocks, retention, retained = open_.pop(0)
+            pool.release(blocks, keys_of(tokens), retention, retained)
         check_leaves_first(pool)
 
 
@@ -136,6 +137,15 @@ def test_restored_content_belongs_to_who_finds_it() -> None:
     assert [(name, count) for name, _, count in pool.uses()] == [("a", 1)]
     serve(pool, [5, 6, 7], "b")
     assert [(name, count) for name, _, count in pool.uses()] == [("a", 1), ("b", 3)]
+
+
+def test_what_a_namespace_has_pinned_stays_within_its_quota_but_for_the_last_prompt() -> None:
+    pool = Pool(spec(20), {"a": Quota(share=0.1)})
+    for tokens in ([1], [2, 3], [4], [5, 6]):
+        serve(pool, tokens, "a", Retention(pin_seconds=10.0))
+    assert pool.blocks.policy.pinned_count == 3
+    serve(pool, [7, 8], "b", Retention(pin_seconds=10.0))
+    assert pool.blocks.policy.pinned_count == 5
 
 
 def test_a_quota_in_bytes_needs_the_size_of_a_block() -> None:
