@@ -9,8 +9,9 @@ from typing import NamedTuple
 from services.kvmanager.pools import Pool
 from services.kvmanager.remote import RemoteContent
 
-ROOM_SHARE = 16
-"""A pool with a lower tier keeps one part in this many free: what it holds and nobody uses moves down ahead of need."""
+ROOM_SHARE, LEAST_ROOM, MOST_ROOM_SHARE = 16, 16, 4
+"""A pool with a lower tier keeps one part in 16 of its blocks free, or 16 blocks where that is more, but no more than a
+quarter of them: what it holds and nobody uses moves down ahead of need."""
 MOST_UNDER_WAY = 64
 """Moves of one executor at a time."""
 
@@ -103,7 +104,9 @@ class Moves:
         if not lower and remote is None:
             return
         leaving = sum(move.source is not None and move.source.pool is pool for move in self._under_way.values())
-        wanted = pool.blocks.count // ROOM_SHARE - pool.blocks.free_count - leaving
+        count = pool.blocks.count
+        room = min(max(count // ROOM_SHARE, LEAST_ROOM), count // MOST_ROOM_SHARE)
+        wanted = room - pool.blocks.free_count - leaving
         wanted = min(wanted, MOST_UNDER_WAY - len(self._under_way))
         if wanted <= 0:
             return

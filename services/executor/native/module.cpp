@@ -9,6 +9,7 @@ namespace nb = nanobind;
 static constexpr int kVersion = 1;
 
 NB_MODULE(_native, module) {
+  nb::set_leak_warnings(false);  // a process that ends keeps its model until then, and says nothing of it
   module.doc() = "Native kernels and the program that calls them.";
   module.attr("VERSION") = kVersion;
   module.def("instruction_sets", &quire::instruction_sets, "Instruction sets that this CPU runs, weakest first.");
