@@ -100,16 +100,16 @@ class KvPolicy:
         return [more - fewer for more, fewer in itertools.pairwise([blocks, *older, 0])]
 
     def changes(self, block_size: int, after: int, through: int) -> Iterator[Change]:
-        """Changes at lengths in (after, through], by ascending length; `age` holds from there on."""
+        """Changes at lengths in (after, through], by ascending length; `age` holds from there on.
+
+        No age is passed over: where a block skips one, it takes both at once, so that each is made of the one before.
+        """
         if not self.colder:
             return
-        starts = [colder.after for colder in self.colder]
         for length in range((after // PERIOD + 1) * PERIOD, through + 1, PERIOD):
-            for age, start in enumerate(starts, 1):
-                oldest = (length - PERIOD - start) // block_size
-                if age < len(starts):
-                    oldest = max(oldest, (length - starts[age]) // block_size)
-                for position in range(max(oldest, 1), (length - start) // block_size):
+            for age, colder in enumerate(self.colder, 1):
+                oldest = (length - PERIOD - colder.after) // block_size
+                for position in range(max(oldest, 1), (length - colder.after) // block_size):
                     yield Change(length, position, age)
 
 

@@ -37,6 +37,10 @@ class CopyPlan:
             else:
                 self.found[change.age].append(block)
 
+    def count(self, age: int) -> int:
+        """Blocks of that age."""
+        return len(self.found[age]) + self.fresh[age]
+
     @property
     def fits(self) -> bool:
         """Whether every pool has room now."""

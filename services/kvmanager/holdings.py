@@ -67,6 +67,26 @@ class GroupHolding:
         """What growing from `after` to `through` slots takes of colder pools."""
         return CopyPlan(self.ages, policy.changes(self.pool.spec.block_size, after, through), self._key)
 
+    def needs(self, count: int, plan: CopyPlan | None) -> list[int]:
+        """Blocks of each age that the sequence has with `count` more, at least: once all its slots are computed."""
+        ages = dict(self.demoted)
+        needed = [len(self.blocks) + count, *(0 for _ in self.ages[1:])]
+        for demotion in self.pending:
+            if demotion.length < self.slots:
+                ages[demotion.position] = demotion.age
+            else:
+                needed[demotion.age] += 1  # is held beside what it follows
+        for age in ages.values():
+            needed[0] -= 1
+            needed[age] += 1
+        if plan is not None:
+            needed = [need + plan.count(age) for age, need in enumerate(needed)]
+        return needed
+
+    def fits_ever(self, count: int, plan: CopyPlan | None) -> bool:
+        """Whether the pools are large enough for so many more blocks and the copies that they take."""
+        return all(need <= pool.blocks.count for need, pool in zip(self.needs(count, plan), self.ages, strict=True))
+
     def settle(self, tokens: array[int], computed: int) -> list[Sealed]:
         """Keys the blocks wholly below `computed`, then applies the demotions that lie behind it."""
         pool, first = self.pool, len(self.keys)

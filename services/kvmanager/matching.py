@@ -152,4 +152,5 @@ def _filler(place: Place, keys: list[list[bytes]], sizes: list[int], cached: int
         while count < len(known) and place.filling.get(known[count]) is holding:
             count += 1
         lengths.append(count * size)
-    return None if holding is None else Filler(holding, common_length(lengths, sizes))
+    length = common_length(lengths, sizes)
+    return Filler(holding, length) if holding is not None and length > cached else None

@@ -79,11 +79,14 @@ class Pool:
         """Blocks that could be handed out once the matched ones are held."""
         return self.blocks.available_count - self.blocks.evictable_among(matched)
 
-    def acquire(self, matched: Sequence[int], new_count: int, namespace: str = "") -> list[int]:
-        """Holds cached blocks, then `new_count` fresh ones; the caller has checked `room_beside`."""
-        owner = self._owner(namespace)
+    def acquire(self, matched: Sequence[int], new_count: int, namespace: str | None = "") -> list[int]:
+        """Holds cached blocks, then `new_count` fresh ones; the caller has checked `room_beside`.
+
+        Without namespace they stay nobody's, until a holder with one comes.
+        """
+        owner = UNOWNED if namespace is None else self._owner(namespace)
         self.blocks.hold(matched)
-        if self.blocks.owned_counts[UNOWNED]:
+        if self.blocks.owned_counts[UNOWNED] and owner != UNOWNED:
             self.blocks.adopt(matched, owner)
         taken = self.blocks.take(new_count, owner)
         if taken.evicted:

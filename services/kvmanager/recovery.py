@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ def rebuild(session: Session, executor: Executor, restated: Restated) -> list[Se
     problem = restated.problem()
     if problem:
         raise Refused(problem)
-    if not executor.takes(restated.key_space, restated.epoch):
+    if not executor.runs(restated.key_space, restated.epoch):
         raise Refused("its executor has another epoch, model or policy now")
     place = _place(executor, restated.blocks)
     tables = [_read(ages, restated) for ages in place.groups]
@@ -47,30 +47,33 @@ def rebuild(session: Session, executor: Executor, restated: Restated) -> list[Se
 
 @dataclass(slots=True)
 class _Claims:
-    """Blocks to hold: those that hold their content already, and those that must be free."""
+    """Blocks to hold: those that are known to hold their content, and those that nobody holds."""
 
     held: list[tuple[Pool, int]] = field(default_factory=list)
-    free: dict[tuple[Pool, int], bytes | None] = field(default_factory=dict)  # and the content that is in them
+    free: dict[tuple[Pool, int], bytes | None] = field(default_factory=dict)  # and the key of what is in them
+    named: set[tuple[Pool, int]] = field(default_factory=set)
 
     def want(self, pool: Pool, block: int, key: bytes | None) -> None:
-        """`key`: of what the block holds, None where it is not full."""
-        if not 0 <= block < pool.spec.block_count:
-            raise Refused(f"block {block} is not one of pool {pool.spec.pool_id}")
+        """A block with this content, or (None) one that is not full."""
+        name = f"block {block} of pool {pool.spec.pool_id}"
+        if (pool, block) in self.named:
+            raise Refused(f"{name} is named twice")
+        self.named.add((pool, block))
         if key is not None and pool.index.find(key) == block:
             self.held.append((pool, block))
-        elif (pool, block) in self.free or not (
-            pool.blocks.is_idle(block) or pool.blocks.state(block) == BlockState.FREE
-        ):
-            raise Refused(f"block {block} of pool {pool.spec.pool_id} is held by another sequence")
-        else:
+        elif pool.blocks.state(block) == BlockState.FREE or (pool.blocks.is_idle(block) and key is None):
             self.free[pool, block] = key
+        elif pool.blocks.is_idle(block):
+            raise Refused(f"{name} has other content")
+        else:
+            raise Refused(f"{name} is held by another")
 
     def take(self, namespace: str) -> None:
         for pool, block in self.held:
             pool.acquire([block], 0, namespace)
         by_pool: dict[Pool, list[int]] = {}
         for pool, block in self.free:
-            pool.discard(block)  # what the executor remembers of it is older than this sequence
+            pool.discard(block)  # what is remembered of it is older than this sequence
             by_pool.setdefault(pool, []).append(block)
         for pool, blocks in by_pool.items():
             pool.claim(blocks, namespace)
@@ -91,9 +94,34 @@ class _Table:
     key_space: KeySpace
     keys: list[bytes]  # of all full blocks of the tokens, computed or not
     full: int  # blocks wholly computed
-    blocks: list[int]
-    demoted: dict[int, int]
-    pending: list[Demotion]
+    blocks: list[int] = field(default_factory=list)
+    demoted: dict[int, int] = field(default_factory=dict)
+    pending: list[Demotion] = field(default_factory=list)
+    in_the_end: dict[int, int] = field(default_factory=dict)  # as `demoted`, once all changes are made
+
+    def begin(self, position: int, block_id: int) -> None:
+        """The next block as it was granted: colder ones are those of a cached prefix."""
+        age, block = self._read(position, block_id, self.full)
+        self.blocks.append(block)
+        if age:
+            self.demoted[position] = self.in_the_end[position] = age
+
+    def change(self, length: int, position: int, block_id: int, writes: bool, *, is_made: bool) -> None:
+        """What follows, in order. `is_made`: all of it is behind the sequence."""
+        age, block = self._read(position, block_id, length // self.ages[0].spec.block_size)
+        if not 0 < position < len(self.blocks) or age <= self.in_the_end.get(position, 0):
+            raise Refused(f"position {position} does not become colder with block {block_id}")
+        self.in_the_end[position] = age
+        if is_made:
+            self.blocks[position], self.demoted[position] = block, age
+        else:
+            self.pending.append(Demotion(length, position, age, block, writes))
+
+    def _read(self, position: int, block_id: int, full: int) -> tuple[int, int]:
+        found = _find(self.ages, block_id)
+        if found is None or (found[0] and position >= full):
+            raise Refused(f"block {block_id} cannot be at position {position}, where {full} are full")
+        return found
 
     def check(self, claims: _Claims) -> None:
         for position, block in enumerate(self.blocks):
@@ -118,43 +146,37 @@ class _Table:
 
 
 def _place(executor: Executor, blocks: Sequence[GroupBlocks]) -> Place:
-    """Where all of these hot blocks lie."""
+    """Where all of these blocks lie."""
     by_group = {group.group_id: group.block_ids for group in blocks}
     for place in executor.places:
-        if Counter(by_group.keys()) == Counter(pool.spec.group_id for pool in place.pools) and all(
-            pool.index_of(block_id) is not None for pool in place.pools for block_id in by_group[pool.spec.group_id]
+        if by_group.keys() == {pool.spec.group_id for pool in place.pools} and all(
+            _find(ages, block_id) is not None for ages in place.groups for block_id in by_group[ages[0].spec.group_id]
         ):
             return place
-    raise Refused("its blocks do not lie in the hot pools of one place")
+    raise Refused("its blocks do not lie in the pools of one place")
 
 
 def _read(ages: tuple[Pool, ...], restated: Restated) -> _Table:
-    spec = ages[0].spec
-    (granted,) = [group for group in restated.blocks if group.group_id == spec.group_id]
+    spec, tokens, computed = ages[0].spec, restated.tokens, restated.computed
     prefix = restated.key_space.prefix(spec.group_id)
-    tokens = restated.tokens
-    keys = block_keys(prefix, ROOT, pack(tokens, 0, max(restated.computed, len(tokens) - 1)), spec.block_size)
-    full = restated.computed // spec.block_size
-    table = _Table(ages, restated.key_space, keys, full, [i - spec.first_block_id for i in granted.block_ids], {}, [])
-    if len(table.blocks) * spec.block_size < restated.computed:
-        raise Refused(f"{len(table.blocks)} blocks do not hold {restated.computed} tokens")
+    keys = block_keys(prefix, ROOT, pack(tokens, 0, max(computed, len(tokens) - 1)), spec.block_size)
+    table = _Table(ages, restated.key_space, keys, computed // spec.block_size)
+    (granted,) = [group for group in restated.blocks if group.group_id == spec.group_id]
+    if len(granted.block_ids) * spec.block_size < computed:
+        raise Refused(f"{len(granted.block_ids)} blocks do not hold {computed} tokens")
+    for position, block_id in enumerate(granted.block_ids):
+        table.begin(position, block_id)
     for change in restated.demotions:
-        if change.group_id != spec.group_id:
-            continue
-        for position, block_id, writes in zip(change.positions, change.block_ids, change.writes, strict=True):
-            age, block = _find(ages, block_id)
-            if not 0 <= position < len(table.blocks) or age <= table.demoted.get(position, 0):
-                raise Refused(f"position {position} does not become colder with block {block_id}")
-            if change.length < restated.computed:
-                table.blocks[position], table.demoted[position] = block, age
-            else:
-                table.pending.append(Demotion(change.length, position, age, block, writes))
+        if change.group_id == spec.group_id:
+            for position, block_id, writes in zip(change.positions, change.block_ids, change.writes, strict=True):
+                table.change(change.length, position, block_id, writes, is_made=change.length < computed)
     return table
 
 
-def _find(ages: Sequence[Pool], block_id: int) -> tuple[int, int]:
+def _find(ages: Sequence[Pool], block_id: int) -> tuple[int, int] | None:
+    """Age and block of an id."""
     for age, pool in enumerate(ages):
         block = pool.index_of(block_id)
         if block is not None:
             return age, block
-    raise Refused(f"block {block_id} is in no pool of its group")
+    return None

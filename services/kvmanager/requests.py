@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 from quire.v1 import kvmanager_pb2
 from services.kvmanager import messages
 from services.kvmanager.holdings import Refused, Session
 from services.kvmanager.manager import KvManager
 from services.kvmanager.placement import Outcome
 from services.kvmanager.reservations import ExtensionAnswer
-from services.kvmanager.responses import Responses
-
-log = logging.getLogger("quire.kvmanager")
+from services.kvmanager.responses import Responses, log_refusal
 
 
 def apply_request(manager: KvManager, session: Session, request: kvmanager_pb2.ReserveRequest) -> Responses:
@@ -32,7 +28,7 @@ def apply_request(manager: KvManager, session: Session, request: kvmanager_pb2.R
         try:
             touched[manager.release(session, sequence_id)] = None
         except Refused as problem:
-            _log_refusal("release", session, sequence_id, str(problem))
+            log_refusal("release", session, sequence_id, str(problem))
 
     for progress in request.progress:
         try:
@@ -40,16 +36,15 @@ def apply_request(manager: KvManager, session: Session, request: kvmanager_pb2.R
                 session, progress.sequence_id, progress.computed_length, progress.token_ids[:]
             )
         except Refused as problem:
-            _log_refusal("progress", session, progress.sequence_id, str(problem))
+            log_refusal("progress", session, progress.sequence_id, str(problem))
         else:
             responses.add_sealed(session, executor_id, blocks)
+            executor = manager.executors.get(executor_id)
+            if executor is not None and executor.spec.policy.colder:
+                touched[executor_id] = None  # hot blocks come free as a sequence grows
 
     for extension in _extend(manager, session, request):
-        if extension.problem:
-            _log_refusal("extension", session, extension.sequence_id, extension.problem)
-        if extension.blocks:
-            touched[session.holdings[extension.sequence_id].executor.spec.executor_id] = None
-        responses.to(session).extensions.append(messages.write_extension(extension))
+        responses.add_extension(session, extension)
 
     for message in request.reservations:
         answer = manager.reserve(session, messages.read_reservation(message))
@@ -64,12 +59,5 @@ def _extend(manager: KvManager, session: Session, request: kvmanager_pb2.Reserve
     if len(ids) != len(counts):
         problem = f"extend_token_counts: {len(counts)} for {len(ids)} sequences"
         return [ExtensionAnswer(sequence_id, Outcome.INVALID, problem=problem) for sequence_id in ids]
-    return [manager.extend(session, *wanted) for wanted in zip(ids, counts, strict=True)]
-
-
-def _log_refusal(what: str, session: Session, sequence_id: int, problem: str) -> None:
-    log.warning(
-        "%s refused",
-        what,
-        extra={"scheduler_id": session.scheduler_id, "sequence_id": sequence_id, "problem": problem},
-    )
+    answers = [manager.extend(session, *wanted) for wanted in zip(ids, counts, strict=True)]
+    return [answer for answer in answers if answer is not None]

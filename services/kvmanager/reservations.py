@@ -127,6 +127,7 @@ class Restated:
     computed: int
     blocks: Sequence[GroupBlocks]
     demotions: Sequence[Demoted]
+    slots: int = 0  # asked for since; 0 for none
 
     def advance(self, computed: int, token_ids: Sequence[int]) -> None:
         """Progress that came before its executor did."""

@@ -10,7 +10,7 @@ from services.kvmanager import messages
 from services.kvmanager.holdings import Sealed, Session
 from services.kvmanager.manager import KvManager
 from services.kvmanager.placement import Outcome
-from services.kvmanager.reservations import ReservationAnswer
+from services.kvmanager.reservations import ExtensionAnswer, ReservationAnswer
 
 log = logging.getLogger("quire.kvmanager")
 
@@ -44,13 +44,19 @@ class Responses:
         if answer.outcome == Outcome.GRANTED:
             self.touched(session)[answer.executor_id] = None
         elif answer.outcome == Outcome.INVALID:
-            extra = {"scheduler_id": session.scheduler_id, "sequence_id": answer.sequence_id}
-            log.warning("reservation refused", extra=extra | {"problem": answer.reasons[0]})
+            log_refusal("reservation", session, answer.sequence_id, answer.reasons[0])
         self.to(session).reservations.append(messages.write_reservation(answer))
 
     def add_answers(self, answers: Iterable[tuple[Session, ReservationAnswer]]) -> None:
         for session, answer in answers:
             self.add_answer(session, answer)
+
+    def add_extension(self, session: Session, answer: ExtensionAnswer) -> None:
+        if answer.problem:
+            log_refusal("extension", session, answer.sequence_id, answer.problem)
+        if answer.blocks:
+            self.touched(session)[session.holdings[answer.sequence_id].executor.spec.executor_id] = None
+        self.to(session).extensions.append(messages.write_extension(answer))
 
     def finish(self) -> None:
         """Adds what became due by all that was applied: answers, restated sequences, moves, space."""
@@ -58,13 +64,15 @@ class Responses:
         for rebuilt in manager.take_restated():
             self.touched(rebuilt.session)[rebuilt.executor_id] = None
             self.add_sealed(rebuilt.session, rebuilt.executor_id, rebuilt.sealed)
+            if rebuilt.extension is not None:
+                self.add_extension(rebuilt.session, rebuilt.extension)
             if rebuilt.problem:
                 self.to(rebuilt.session).lost_sequence_ids.append(rebuilt.sequence_id)
                 extra = {"sequence_id": rebuilt.sequence_id, "problem": rebuilt.problem}
                 log.warning("a restated sequence is lost", extra=extra)
         self.add_answers(manager.answer_due())
         for session, executor, moves in manager.take_moves():
-            self.to(session).operations.append(messages.write_moves(executor, moves))
+            self.to(session).operations.extend(messages.write_moves(executor, moves))
         for session, by_executor in self._sealed.items():
             self.to(session).sealed.extend(messages.write_sealed(name, blocks) for name, blocks in by_executor.items())
         for session, touched in self._touched.items():
@@ -73,3 +81,11 @@ class Responses:
                 for name in touched
                 if name in manager.executors  # a disconnected one leaves with its last sequence
             )
+
+
+def log_refusal(what: str, session: Session, sequence_id: int, problem: str) -> None:
+    log.warning(
+        "%s refused",
+        what,
+        extra={"scheduler_id": session.scheduler_id, "sequence_id": sequence_id, "problem": problem},
+    )

@@ -25,7 +25,8 @@ log = logging.getLogger("quire.kvmanager")
 
 NAMESPACES_SHOWN = 20
 STANDSTILL_SECONDS = 5.0
-"""A sequence that computed nothing for so long may be paused: nobody waits for its prefix any more."""
+"""A sequence that computed nothing for so long may be paused, and an executor that moved nothing may hang: nobody
+waits for them any more."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 SchedulerStream = PeerStream[kvmanager_pb2.ReserveRequest, kvmanager_pb2.ReserveResponse]
@@ -59,7 +60,6 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         session = self.manager.open_session(scheduler_id, self._clock())
         self._streams[session] = stream
         log.info("scheduler connected", extra={"scheduler_id": scheduler_id})
-        self._reclaim()
 
         async def handle(request: kvmanager_pb2.ReserveRequest) -> None:
             if request.HasField("hello"):
@@ -79,7 +79,8 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
             welcome.lease_ms = round(self.manager.lease_seconds * 1000)
             del welcome.space[:]
             welcome.space.extend(map(messages.write_space, self.manager.executors.values()))
-            await stream.send(lambda: welcome)
+            await stream.send(lambda: welcome)  # before whatever else it is told
+            self._reclaim()
             await stream.serve(requests, handle)
         finally:
             if self._schedulers.get(scheduler_id) is stream:
@@ -224,7 +225,7 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         self._push_others(responses, None)
 
     def _watch_waiting(self) -> None:
-        """Sees to it that no reservation waits for a sequence that stands still."""
+        """Sees to it that no reservation waits for a sequence or an executor that stands still."""
         if self._watch is None and len(self.manager.waiting):
             self._watch = asyncio.get_running_loop().call_later(STANDSTILL_SECONDS, self._end_waiting)
 
@@ -240,7 +241,7 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         for session, response in responses:
             stream = self._streams.get(session)
             if stream is not None and session is not but:
-                self._start(_push(stream, response))
+                self._start(stream.push(_constant(response)))
 
     def _announce(self, executor_ids: Iterable[str]) -> None:
         """Tells every scheduler the space of these executors: one that waits for blocks has nothing else to wake it."""
@@ -258,8 +259,8 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         task.add_done_callback(self._pushes.discard)
 
 
-async def _push(stream: SchedulerStream, response: kvmanager_pb2.ReserveResponse) -> None:
-    await stream.push(lambda: response)
+def _constant(response: kvmanager_pb2.ReserveResponse) -> Callable[[], kvmanager_pb2.ReserveResponse]:
+    return lambda: response
 
 
 def _fence(streams: dict[str, PeerStream[Any, Any]], name: str, stream: PeerStream[Any, Any]) -> None:

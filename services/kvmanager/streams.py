@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -22,22 +23,37 @@ class PeerStream(Generic[Request, Response]):
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context
-        self._writing = asyncio.Lock()  # fair: messages leave in the order in which they were asked for
+        self._outbox: deque[Callable[[], Response | None]] = deque()
+        self._writing = asyncio.Lock()
         self._closed: asyncio.Future[QuireError] = asyncio.get_running_loop().create_future()
 
     async def send(self, make: Callable[[], Response | None]) -> None:
         """Writes one message, made when its turn comes so that it states what holds then; None writes nothing."""
-        async with self._writing:
-            message = None if self._closed.done() else make()
-            if message is not None:
-                await self._context.write(message)
+        self._outbox.append(make)
+        await self._write()
 
-    async def push(self, make: Callable[[], Response | None]) -> None:
-        """As `send`, for what no request asked for: where the peer is already leaving, its reader says so."""
+    def push(self, make: Callable[[], Response | None]) -> Coroutine[Any, Any, None]:
+        """As `send`, for what no request asked for; its turn is that of this call, whenever the rest is awaited.
+
+        Where the peer is already leaving, its reader says so.
+        """
+        self._outbox.append(make)
+        return self._write_pushed()
+
+    async def _write_pushed(self) -> None:
         try:
-            await self.send(make)
+            await self._write()
         except Exception as error:
             log.debug("push not written", extra={"error": repr(error)})
+
+    async def _write(self) -> None:
+        """Writes whatever waits: messages leave in the order in which they were asked for, whoever writes them."""
+        async with self._writing:
+            while self._outbox:
+                make = self._outbox.popleft()
+                message = None if self._closed.done() else make()
+                if message is not None:
+                    await self._context.write(message)
 
     def close(self, error: QuireError) -> None:
         """Ends the stream with a status. Nothing is read or written after it."""

@@ -27,7 +27,14 @@ def is_stuck(executor: Executor) -> bool:
         and not executor.leaving
         and not executor.has_space
         and any(s.projected_length >= s.slots_held for s in executor.starved.values())
+        and not any(_will_shrink(s) for s in executor.running.values())
     )
+
+
+def _will_shrink(sequence: Sequence) -> bool:
+    """Whether what is granted makes some of its blocks colder."""
+    stay = sequence.stay
+    return stay is not None and stay.changes_between(sequence.computed_length, sequence.projected_length)
 
 
 def preempt(state: State, executor: Executor, now: float) -> Sequence | None:

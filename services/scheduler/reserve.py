@@ -176,7 +176,8 @@ def take(state: State, response: kvmanager_pb2.ReserveResponse, now: float) -> N
         if (executor := executors.get(sealed.executor_id)) is not None:
             executor.sealed.extend(sealed.blocks)
     for operations in response.operations:
-        if (executor := executors.get(operations.executor_id)) is not None:
+        executor = executors.get(operations.executor_id)
+        if executor is not None and executor.epoch == operations.epoch:
             executor.operations.extend(operations.operations)
 
 
@@ -257,7 +258,14 @@ def _take_extension(executors: dict[str, Executor], state: State, result: kvmana
     elif result.outcome == NO_BLOCKS:
         executor.starved[stay] = sequence  # still asking: slots_asked stays above slots_held
     elif result.outcome == NEVER_FITS:
-        _fail(state, sequence, Reason.NEVER_FITS, f"{sequence.slots_asked} tokens need more KV blocks than there are")
+        more = sequence.slots_asked - sequence.slots_held
+        if more <= executor.block_size:
+            _fail(
+                state, sequence, Reason.NEVER_FITS, f"{sequence.slots_asked} tokens take more KV blocks than there are"
+            )
+            return
+        sequence.slots_asked -= more // 2  # a pool that is small for its sequences gives less at a time
+        state.extends.append(sequence)
     else:
         _fail(state, sequence, Reason.INTERNAL, f"the kvmanager refused to extend sequence {stay}")
 

@@ -38,6 +38,10 @@ class Stay:
             self.boundaries.popleft()
         return self.boundaries[0] - length if self.boundaries else None
 
+    def changes_between(self, start: int, stop: int) -> bool:
+        """Whether blocks change as the sequence grows from `start` to `stop` tokens: those before them come free."""
+        return any(start <= demotion.at_length < stop for demotion in self.demotions)
+
     def block_lists(self) -> list[executor_pb2.BlockList]:
         """The blocks as the wire has them."""
         return [executor_pb2.BlockList(group_id=group, block_ids=ids) for group, ids in self.blocks.items()]
