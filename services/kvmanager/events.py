@@ -15,7 +15,7 @@ BATCH_LIMIT = 1024
 
 
 class Stored(NamedTuple):
-    """Content became known. Parent and tokens are empty where an executor brought the block along."""
+    """Content became known. Parent and tokens are empty for copies, and where an executor brought the block along."""
 
     key: bytes
     parent: bytes  # key of the block before it
