@@ -14,15 +14,26 @@ from services.scheduler.state import Executor, State
 from services.scheduler.stays import Stay
 
 CHUNKS_IN_FLIGHT = 2
+LEAST_CHUNK = 32
+"""Tokens of prefill that a step has room for at least."""
 PREFILL_AHEAD_TOKENS = 256
 """Slots beyond what is granted that a prompt asks for where it did not get all at first."""
 
 
 def step_budget(state: State, executor: Executor) -> int:
-    """The most tokens that one step of this executor shall compute."""
-    assert executor.description is not None
-    limit = executor.description.max_step_tokens
-    return min(limit, state.limits.step_tokens or limit)
+    """The most tokens that one step of this executor shall compute.
+
+    Beside sequences that decode, about `gap_seconds` of prefill: a step is the gap between two of their tokens. Whole
+    prompts are no faster in larger chunks, as long as a chunk outweighs the reading of the weights.
+    """
+    description = executor.description
+    assert description is not None
+    limit = description.max_step_tokens
+    limit = min(limit, state.limits.step_tokens or limit)
+    rate = description.prefill_tokens_per_second
+    if not executor.decoding or rate <= 0:
+        return limit
+    return min(limit, max(round(rate * state.limits.gap_seconds), LEAST_CHUNK + len(executor.decoding)))
 
 
 def plan(state: State, executor: Executor, budget: int, now: float) -> executor_pb2.StepPlan | None:

@@ -130,6 +130,7 @@ def limits(settings: SchedulerSettings) -> Limits:
         step_tokens=settings.step_tokens,
         max_queued=settings.max_queued,
         grant_seconds=settings.grant_ms / 1000,
+        gap_seconds=settings.gap_ms / 1000,
         lookahead_tokens=settings.lookahead_tokens,
         resume_seconds=settings.resume_seconds,
         stall_seconds=settings.stall_seconds,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from quire.v1 import executor_pb2, scheduler_pb2
 from services.scheduler.apply import MAX_GRANT_STEPS, apply, grant_steps
-from services.scheduler.batcher import plan
-from services.scheduler.state import Executor, Limits
+from services.scheduler.batcher import plan, step_budget
+from services.scheduler.sequence import Sequence
+from services.scheduler.state import Executor, Limits, State
 from tests.unit.scheduler.sim import Harness, submit
 from tests.unit.scheduler.sim_executor import describe
 
@@ -180,3 +183,18 @@ def test_held_sequences_get_nothing() -> None:
 )
 def test_g_is_about_twenty_milliseconds_of_steps(step_seconds: float, steps: int) -> None:
     assert grant_steps(Limits().grant_seconds, step_seconds) == steps
+
+
+@pytest.mark.parametrize(
+    ("rate", "decoding", "budget"),
+    [(1000.0, 0, 512), (1000.0, 8, 100), (1000.0, 90, 122), (10.0, 4, 36), (100_000.0, 8, 512), (0.0, 8, 512)],
+)
+def test_prompts_take_about_a_tenth_of_a_second_at_a_time_beside_others(
+    rate: float, decoding: int, budget: int
+) -> None:
+    state = State(("e",), Limits(gap_seconds=0.1))
+    (executor,) = state.executors
+    executor.description = describe(max_step_tokens=512)
+    executor.description.prefill_tokens_per_second = rate
+    executor.decoding = dict.fromkeys(range(decoding), cast(Sequence, None))
+    assert step_budget(state, executor) == budget
