@@ -56,6 +56,8 @@ def check_plan(plan: executor_pb2.StepPlan, epoch: int, last_step: int) -> None:
         raise QuireError(Reason.PROTOCOL, "grants: token limits and step counts are at least 1")
     if plan.report_credit < 0:
         raise QuireError(Reason.PROTOCOL, "report_credit: at least 0")
+    if not plan.report_seconds >= 0:
+        raise QuireError(Reason.PROTOCOL, "report_seconds: at least 0")
     for demotion in plan.demotions:
         if demotion.group_id != GROUP:
             raise QuireError(Reason.PROTOCOL, f"demotions: there is no cache group {demotion.group_id}")

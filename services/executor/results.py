@@ -1,7 +1,8 @@
 """What is sent when: unreported outcomes, packed messages, and messages kept until acknowledged.
 
 First tokens and ends leave at once, alone. Everything else waits until some sequence's remaining credit falls to the
-plan's report_credit or to 0 (a sequence without output then leaves alone), or until nothing can be computed.
+plan's report_credit or to 0 (a sequence without output then leaves alone), until the steps since the last message took
+the plan's report_seconds, or until nothing can be computed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Ledger:
         self.last_plan = 0
         self.last_step = 0
         self.report_credit = 0
+        self.report_seconds = 0.0
         self.unacknowledged: deque[Results] = deque()
         self._sent = 0
         self._changed: dict[int, Sequence] = {}
@@ -37,7 +39,7 @@ class Ledger:
 
     def plan_taken(self, plan: executor_pb2.StepPlan) -> None:
         self.last_plan = plan.step
-        self.report_credit = plan.report_credit
+        self.report_credit, self.report_seconds = plan.report_credit, plan.report_seconds
         while self.unacknowledged and self.unacknowledged[0].sequence_number <= plan.acknowledged_results:
             self.unacknowledged.popleft()
         # A bare acknowledgement is not answered, or the two sides would never fall silent.
@@ -98,7 +100,7 @@ class Ledger:
 
     def after_step(self) -> Results | None:
         """What must leave between two steps."""
-        if self._due:
+        if self._due or self._waited:
             return self._message(self._changed.values())
         if self._urgent or self._ended or self._done_operations:
             return self._message(self._urgent.values())
@@ -109,6 +111,13 @@ class Ledger:
         if self._changed or self._ended or self._done_operations or self._unanswered:
             return self._message(self._changed.values())
         return None
+
+    @property
+    def _waited(self) -> bool:
+        """Whether tokens have waited long enough."""
+        if not self.report_seconds or not any(sequence.unreported.token_ids for sequence in self._changed.values()):
+            return False
+        return self._timings.compute_seconds + self._timings.host_seconds >= self.report_seconds
 
     def _message(self, sequences: Iterable[Sequence]) -> Results:
         self._sent += 1

@@ -5,50 +5,23 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from services.kvmanager.audit import find_violations
 from services.kvmanager.events import EventLog, ExecutorEvents
 from services.kvmanager.executors import Executor, ExecutorSpec, InventoryBlock
+from services.kvmanager.growth import grow
 from services.kvmanager.holdings import Holding, Refused, Sealed, Session
 from services.kvmanager.matching import PromptKeys
 from services.kvmanager.moves import Move
-from services.kvmanager.options import Option
+from services.kvmanager.options import Option, granted
 from services.kvmanager.placement import Outcome, choose
-from services.kvmanager.recovery import rebuild
+from services.kvmanager.recovery import Rebuilt, rebuild
 from services.kvmanager.remote import RemoteContent
-from services.kvmanager.reservations import (
-    ExtensionAnswer,
-    GroupBlocks,
-    Reservation,
-    ReservationAnswer,
-    Restated,
-    demoted,
-)
+from services.kvmanager.reservations import ExtensionAnswer, Reservation, ReservationAnswer, Restated
 from services.kvmanager.retention import Quota
 from services.kvmanager.waiting import WaitingRoom
 
 Answer = tuple[Session, ReservationAnswer]
-
-
-class Rebuilt(NamedTuple):
-    """What became of a restated sequence: blocks whose content became known by it, or why it is lost."""
-
-    session: Session
-    sequence_id: int
-    executor_id: str
-    sealed: list[Sealed]
-    extension: ExtensionAnswer | None = None  # where one was asked for meanwhile
-    problem: str = ""
-
-
-class NamespaceTotals(NamedTuple):
-    """What a namespace asked, found and has, over all executors."""
-
-    name: str
-    query_tokens: int
-    hit_tokens: int
-    block_count: int
 
 
 class KvManager:
@@ -93,6 +66,11 @@ class KvManager:
         for executor in self.executors.values():
             for pool in executor.pools:
                 pool.pass_time(now)
+
+    def next_pin_end(self) -> float | None:
+        """When a pinned block can be evicted again; None while none is pinned."""
+        pools = [pool for executor in self.executors.values() for pool in executor.hot_pools]
+        return min((end for pool in pools if (end := pool.blocks.policy.next_pin_end()) is not None), default=None)
 
     # Executors
 
@@ -267,30 +245,10 @@ class KvManager:
         holding = session.holdings.get(sequence_id)
         if holding is None:
             return ExtensionAnswer(sequence_id, Outcome.INVALID, problem="unknown sequence")
-        groups, executor = holding.groups, holding.executor
-        counts = [max(0, group.pool.spec.blocks_for(slots) - len(group.blocks)) for group in groups]
-        if not any(counts):
-            return ExtensionAnswer(sequence_id, Outcome.GRANTED)
-        policy = executor.spec.policy
-        copies = [
-            group.copies(policy, group.slots, group.slots + count * group.pool.spec.block_size)
-            if policy.colder
-            else None
-            for group, count in zip(groups, counts, strict=True)
-        ]
-        wanted = list(zip(groups, counts, copies, strict=True))
-        if any(c > g.pool.blocks.available_count or (plan is not None and not plan.fits) for g, c, plan in wanted):
-            ever = all(g.fits_ever(count, plan) for g, count, plan in wanted)
-            return ExtensionAnswer(sequence_id, Outcome.NO_BLOCKS if ever else Outcome.NEVER_FITS)
-        demotions = holding.grow(counts, copies)
-        gained = [
-            GroupBlocks(group.pool.spec.group_id, group.pool.ids(group.blocks[len(group.blocks) - count :]))
-            for group, count in zip(groups, counts, strict=True)
-            if count
-        ]
-        changes = [change for group, new in zip(groups, demotions, strict=True) for change in demoted(group.ages, new)]
-        self._make_room(executor, holding.epoch)
-        return ExtensionAnswer(sequence_id, Outcome.GRANTED, gained, changes)
+        answer = grow(holding, slots)
+        if answer.blocks:
+            self._make_room(holding.executor, holding.epoch)
+        return answer
 
     def progress(
         self, session: Session, sequence_id: int, computed: int, token_ids: Sequence[int]
@@ -330,21 +288,6 @@ class KvManager:
         present = sum(pool.evicted_count for executor in self.executors.values() for pool in executor.pools)
         return self._evicted_by_removed_pools + present
 
-    def namespaces(self) -> list[NamespaceTotals]:
-        """What each namespace seen of late used of all device pools, those with the most blocks first."""
-        totals: dict[str, NamespaceTotals] = {}
-        for executor in self.executors.values():
-            for pool in executor.hot_pools:
-                for name, use, block_count in pool.uses():
-                    before = totals.get(name, NamespaceTotals(name, 0, 0, 0))
-                    totals[name] = NamespaceTotals(
-                        name,
-                        before.query_tokens + use.query_tokens,
-                        before.hit_tokens + use.hit_tokens,
-                        before.block_count + block_count,
-                    )
-        return sorted(totals.values(), key=lambda total: (-total.block_count, total.name))
-
     def verify(self) -> list[str]:
         """What is inconsistent, for people; empty when sound. Cost: all blocks."""
         return find_violations(self.executors, self.sessions)
@@ -380,7 +323,7 @@ class KvManager:
             self.prefix_query_tokens += len(wanted.tokens)
             self.prefix_hit_tokens += option.match.cached_tokens
         self._make_room(option.executor, holding.epoch)
-        return self._count(_granted(option, holding, decision.reasons))
+        return self._count(granted(option, holding, decision.reasons))
 
     def _count(self, answer: ReservationAnswer) -> ReservationAnswer:
         self.outcomes[answer.outcome] += 1
@@ -445,19 +388,3 @@ def _held(session: Session, sequence_id: int) -> Holding:
     if holding is None:
         raise Refused("unknown sequence")
     return holding
-
-
-def _granted(option: Option, holding: Holding, reasons: list[str]) -> ReservationAnswer:
-    first = option.place.pools[0].spec
-    return ReservationAnswer(
-        holding.sequence_id,
-        Outcome.GRANTED,
-        reasons,
-        option.executor.spec.executor_id,
-        option.place.node,
-        first.tier,
-        first.format,
-        [GroupBlocks(group.pool.spec.group_id, group.block_ids()) for group in holding.groups],
-        option.match.cached_tokens,
-        [change for group in holding.groups for change in demoted(group.ages, group.pending)],
-    )

@@ -11,9 +11,9 @@ from services.kvmanager.executors import Executor, Place
 from services.kvmanager.holdings import GroupHolding, Holding, Session
 from services.kvmanager.matching import Match, PromptKeys, no_match
 from services.kvmanager.moves import Move, Spot
-from services.kvmanager.placement import Candidate, Need
+from services.kvmanager.placement import Candidate, Need, Outcome
 from services.kvmanager.pools import Pool
-from services.kvmanager.reservations import AllowedExecutor, Reservation
+from services.kvmanager.reservations import AllowedExecutor, GroupBlocks, Reservation, ReservationAnswer, demoted
 
 AHEAD_TOKENS = 2 * PERIOD
 """Slots beyond the cached ones that a sequence with formats by age gets at first: older blocks shrink as it grows."""
@@ -150,3 +150,20 @@ class Option:
 
 def _need(pool: Pool, held: list[int], fresh: int, most: int) -> Need:
     return Need(fresh, pool.room_beside(held), most, pool.blocks.count)
+
+
+def granted(option: Option, holding: Holding, reasons: list[str]) -> ReservationAnswer:
+    """What a scheduler is told of the option that was taken."""
+    first = option.place.pools[0].spec
+    return ReservationAnswer(
+        holding.sequence_id,
+        Outcome.GRANTED,
+        reasons,
+        option.executor.spec.executor_id,
+        option.place.node,
+        first.tier,
+        first.format,
+        [GroupBlocks(group.pool.spec.group_id, group.block_ids()) for group in holding.groups],
+        option.match.cached_tokens,
+        [change for group in holding.groups for change in demoted(group.ages, group.pending)],
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.kvmanager.blocks import BlockState
 from services.kvmanager.copies import Demotion
@@ -12,7 +13,18 @@ from services.kvmanager.executors import Executor, Place
 from services.kvmanager.holdings import GroupHolding, Holding, Refused, Sealed, Session
 from services.kvmanager.keys import ROOT, KeySpace, block_keys, pack
 from services.kvmanager.pools import Pool
-from services.kvmanager.reservations import GroupBlocks, Restated
+from services.kvmanager.reservations import ExtensionAnswer, GroupBlocks, Restated
+
+
+class Rebuilt(NamedTuple):
+    """What became of a restated sequence: blocks whose content became known by it, or why it is lost."""
+
+    session: Session
+    sequence_id: int
+    executor_id: str
+    sealed: list[Sealed]
+    extension: ExtensionAnswer | None = None  # where one was asked for meanwhile
+    problem: str = ""
 
 
 def rebuild(session: Session, executor: Executor, restated: Restated) -> list[Sealed]:
@@ -109,7 +121,7 @@ class _Table:
     def change(self, length: int, position: int, block_id: int, writes: bool, *, is_made: bool) -> None:
         """What follows, in order. `is_made`: all of it is behind the sequence."""
         age, block = self._read(position, block_id, length // self.ages[0].spec.block_size)
-        if not 0 < position < len(self.blocks) or age <= self.in_the_end.get(position, 0):
+        if position >= len(self.blocks) or age <= self.in_the_end.get(position, 0):
             raise Refused(f"position {position} does not become colder with block {block_id}")
         self.in_the_end[position] = age
         if is_made:
@@ -119,7 +131,7 @@ class _Table:
 
     def _read(self, position: int, block_id: int, full: int) -> tuple[int, int]:
         found = _find(self.ages, block_id)
-        if found is None or (found[0] and position >= full):
+        if found is None or (found[0] and not 0 < position < full):
             raise Refused(f"block {block_id} cannot be at position {position}, where {full} are full")
         return found
 

@@ -17,6 +17,7 @@ from services.kvmanager.event_feed import EventFeed, write_batch
 from services.kvmanager.executors import ExecutorSpec
 from services.kvmanager.holdings import Refused, Session
 from services.kvmanager.manager import KvManager
+from services.kvmanager.namespaces import namespace_totals
 from services.kvmanager.requests import apply_request
 from services.kvmanager.responses import Responses
 from services.kvmanager.streams import PeerStream
@@ -45,6 +46,7 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         self._streams: dict[Session, SchedulerStream] = {}
         self._pushes: set[asyncio.Task[None]] = set()
         self._watch: asyncio.TimerHandle | None = None
+        self._pin_watch: asyncio.TimerHandle | None = None
         self._feed = EventFeed(manager.events) if manager.events is not None else None
 
     async def Reserve(  # type: ignore[override]  # writes through the context: answers and pushes share a stream
@@ -71,6 +73,7 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
             if responses.to(session).ByteSize():
                 await stream.send(lambda: responses.to(session))
             self._watch_waiting()
+            self._watch_pins()
 
         try:
             responses = apply_request(self.manager, session, first)
@@ -150,7 +153,7 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
                     hit_tokens=total.hit_tokens,
                     block_count=total.block_count,
                 )
-                for total in manager.namespaces()[:NAMESPACES_SHOWN]
+                for total in namespace_totals(manager.executors.values())[:NAMESPACES_SHOWN]
             ],
             parked_count=len(manager.waiting),
         )
@@ -223,6 +226,19 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         responses = Responses(self.manager)
         responses.finish()
         self._push_others(responses, None)
+
+    def _watch_pins(self) -> None:
+        """Sees to it that schedulers hear of room that appears because a pin ends."""
+        end = self.manager.next_pin_end()
+        if self._pin_watch is None and end is not None:
+            delay = max(0.0, end - self._clock())
+            self._pin_watch = asyncio.get_running_loop().call_later(delay + 0.001, self._end_pins)
+
+    def _end_pins(self) -> None:
+        self._pin_watch = None
+        self.manager.pass_time(self._clock())
+        self._announce(list(self.manager.executors))
+        self._watch_pins()
 
     def _watch_waiting(self) -> None:
         """Sees to it that no reservation waits for a sequence or an executor that stands still."""

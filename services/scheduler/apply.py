@@ -11,6 +11,7 @@ from services.scheduler.sequence import Sequence
 from services.scheduler.state import RATE_SECONDS, Executor, State
 
 MIN_GRANT_STEPS, MAX_GRANT_STEPS = 2, 32
+LEAST_DECODE_PART = 8  # of a message's time, one part in so many is never taken for prefill
 SMOOTHING = 0.2
 """Weight of the newest message in the measured step time."""
 
@@ -36,7 +37,7 @@ def apply(state: State, executor: Executor, results: executor_pb2.StepResults, n
             _end(state, sequence, ended)
     _free(state, executor, results.last_plan)
     if results.timings.step_count > 0:
-        measure(state, executor, results.timings)
+        measure(state, executor, results)
 
 
 def _apply_tokens(state: State, executor: Executor, results: executor_pb2.StepResults, now: float) -> None:
@@ -166,9 +167,19 @@ def _free(state: State, executor: Executor, last_plan: int) -> None:
         state.releases.append(stay)
 
 
-def measure(state: State, executor: Executor, timings: executor_pb2.StepTimings) -> None:
-    """Follows the step time, and with it G: the steps granted at a time."""
-    seconds = (timings.compute_seconds + timings.host_seconds) / timings.step_count
+def measure(state: State, executor: Executor, results: executor_pb2.StepResults) -> None:
+    """Follows the time of a step without prefill, and with it G: the steps granted at a time.
+
+    What a message's prefill took is known by the executor's own rate: else one long prompt would shorten the grants of
+    all for a while.
+    """
+    timings = results.timings
+    seconds = timings.compute_seconds + timings.host_seconds
+    rate = executor.description.prefill_tokens_per_second if executor.description is not None else 0.0
+    prompt_tokens = timings.token_count - len(results.token_ids)
+    if rate > 0 and prompt_tokens > 0:
+        seconds = max(seconds - prompt_tokens / rate, seconds / LEAST_DECODE_PART)
+    seconds /= timings.step_count
     before = executor.step_seconds
     executor.step_seconds = seconds if before <= 0 else before + SMOOTHING * (seconds - before)
     executor.grant_steps = grant_steps(state.limits.grant_seconds, executor.step_seconds)

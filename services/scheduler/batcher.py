@@ -14,6 +14,8 @@ from services.scheduler.state import Executor, State
 from services.scheduler.stays import Stay
 
 CHUNKS_IN_FLIGHT = 2
+REPORT_GRANTS = 5
+"""Tokens wait no longer than about the time of so many grants, however long steps become."""
 LEAST_CHUNK = 32
 """Tokens of prefill that a step has room for at least."""
 PREFILL_AHEAD_TOKENS = 256
@@ -58,6 +60,7 @@ def plan(state: State, executor: Executor, budget: int, now: float) -> executor_
     executor.step += 1
     message.step = executor.step
     message.report_credit = executor.report_credit = credit
+    message.report_seconds = REPORT_GRANTS * state.limits.grant_seconds
     message.draft_limits.extend([0] * len(message.sequence_ids))
     _carry(executor, message)
     return message

@@ -16,7 +16,7 @@ class SchedulerSettings(ServiceSettings):
     executors: CommaList = Field(("127.0.0.1:50054",), min_length=1, description="addresses of the executors")
     step_tokens: int = Field(0, ge=0, description="the most tokens that a step computes; 0 leaves it to the executor")
     gap_ms: float = Field(
-        100.0, gt=0, description="about how long a step may be that computes prompts beside sequences which decode"
+        150.0, gt=0, description="about how long a step may be that computes prompts beside sequences which decode"
     )
     max_queued: int = Field(4096, ge=1, description="sequences that may wait before new requests are refused")
     grant_ms: float = Field(20.0, gt=0, description="steps granted at a time, in milliseconds of measured steps")

@@ -26,7 +26,7 @@ class Limits:
     step_tokens: int = 0  # 0: the executor's own limit
     max_queued: int = 4096
     grant_seconds: float = 0.020
-    gap_seconds: float = 0.100  # of a step that prefills beside sequences which decode
+    gap_seconds: float = 0.150  # of a step that prefills beside sequences which decode
     lookahead_tokens: int = 64
     resume_seconds: float = 30.0
     stall_seconds: float = 60.0
