@@ -44,11 +44,11 @@ def reservation(
     model: str = MODEL,
     namespace: str = "default",
     skip_prefix_cache: bool = False,
+    kv_policy: str = "",
 ) -> Reservation:
     allowed = [AllowedExecutor(name, 1) if isinstance(name, str) else name for name in on]
-    return Reservation(
-        sequence_id, KeySpace(model, namespace), array("i", tokens), lookahead, allowed, skip_prefix_cache
-    )
+    key_space = KeySpace(model, namespace, kv_policy)
+    return Reservation(sequence_id, key_space, array("i", tokens), lookahead, allowed, skip_prefix_cache)
 
 
 def ids(answer: ReservationAnswer) -> list[int]:

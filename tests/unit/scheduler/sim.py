@@ -12,6 +12,7 @@ from services.scheduler.reserve import take
 from services.scheduler.restate import restate
 from services.scheduler.state import Gateway, Limits, State
 from services.scheduler.turn import turn
+from tests.unit.scheduler.real_kv import RealKv
 from tests.unit.scheduler.sim_executor import SimExecutor, reference
 from tests.unit.scheduler.sim_kv import SimKv
 
@@ -35,10 +36,16 @@ class Client:
 class Harness:
     """The scheduler's core between simulated peers. Messages of one link keep their order; links race."""
 
-    def __init__(self, *descriptions: types_pb2.ExecutorDescription, limits: Limits | None = None, seed: int = 0):
+    def __init__(
+        self,
+        *descriptions: types_pb2.ExecutorDescription,
+        limits: Limits | None = None,
+        seed: int = 0,
+        kv: SimKv | RealKv | None = None,
+    ):
         self.random = random.Random(seed)
         self.now = 100.0
-        self.kv = SimKv()
+        self.kv = kv or SimKv()
         self.sims = [SimExecutor(d) for d in descriptions]
         self.state = State(tuple(f"t{i}" for i in range(len(self.sims))), limits or Limits(lookahead_tokens=8))
         self.plans: list[deque[executor_pb2.StepPlan]] = [deque() for _ in self.sims]
@@ -61,6 +68,7 @@ class Harness:
         self.results[index].clear()
         epoch = sim.reset()
         self.kv.register(sim)
+        self.from_kv.extend(self.kv.take_pushes())
         epochs.executor_opened(self.state, executor, epoch, sim.description, self.now)
 
     def lose(self, index: int) -> None:
@@ -70,15 +78,28 @@ class Harness:
 
     def restart_kv(self) -> None:
         """The kvmanager died and came back empty; the executors register again, what runs is stated again."""
-        epochs.kvmanager_lost(self.state, self.now)
-        self.to_kv.clear()
-        self.from_kv.clear()
+        self._lose_kv()
         self.kv.restart()
         for sim, executor in zip(self.sims, self.state.executors, strict=True):
             if executor.connected:
                 self.kv.register(sim)
+        self._open_kv()
+
+    def reconnect_kv(self) -> None:
+        """The stream to the kvmanager broke, and with it was lost whatever was on its way."""
+        self._lose_kv()
+        self.kv.reopen()
+        self._open_kv()
+
+    def _lose_kv(self) -> None:
+        epochs.kvmanager_lost(self.state, self.now)
+        self.to_kv.clear()
+        self.from_kv.clear()
+
+    def _open_kv(self) -> None:
         self.to_kv.extend(restate(self.state))
         epochs.kvmanager_opened(self.state)
+        self.from_kv.extend(self.kv.take_pushes())
 
     def send(self, *submits: scheduler_pb2.Submit, **parts: object) -> None:
         for submit in submits:
@@ -108,6 +129,7 @@ class Harness:
         options += [("plan", i) for i, queue in enumerate(self.plans) if queue]
         options += [("results", i) for i, queue in enumerate(self.results) if queue]
         options += [("run", i) for i, e in enumerate(self.state.executors) if e.connected]
+        options += [("move", i) for i, sim in enumerate(self.sims) if sim.operations]
         if self.to_kv:
             options.append(("to_kv", 0))
         if self.from_kv:
@@ -130,8 +152,13 @@ class Harness:
             if message is not None:
                 self.results[index].append(message)
             return message is not None or any(s.credit for s in self.sims[index].sequences.values())
+        elif kind == "move":
+            self.sims[index].move()
+            self.kv.report(self.sims[index])
+            self.from_kv.extend(self.kv.take_pushes())
         elif kind == "to_kv":
             self.from_kv.append(self.kv.handle(self.to_kv.popleft()))
+            self.from_kv.extend(self.kv.take_pushes())
         else:
             take(self.state, self.from_kv.popleft(), self.now)
         return True
@@ -140,6 +167,10 @@ class Harness:
         """Runs until nothing is under way, waiting for short timers."""
         for _ in range(limit):
             if not self.step():
+                self.kv.stand_still()
+                self.from_kv.extend(self.kv.take_pushes())
+                if self.from_kv:
+                    continue
                 alarm = next_alarm(self.state)
                 if alarm is None or alarm > self.now + 1.0:
                     return

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 
 from quire.v1 import executor_pb2, scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
+from services.common.kv_policy import KvPolicy
 
 VOCAB, EOS = 1000, 0
 STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
+HOT = types_pb2.KV_FORMAT_FP32
+FORMATS = {"fp8": types_pb2.KV_FORMAT_FP8, "int8": types_pb2.KV_FORMAT_INT8, "int4": types_pb2.KV_FORMAT_INT4}
 
 
 def next_token(tokens: list[int], seed: int, choice: int, output_length: int) -> int:
@@ -44,7 +47,17 @@ def describe(
     max_step_tokens: int = 32,
     fingerprint: str = "f0",
     tokenizer: str = "t0",
+    kv_policy: str = "",
+    colder_blocks: tuple[int, ...] = (),
+    disk_blocks: int = 0,
 ) -> types_pb2.ExecutorDescription:
+    """Block ids of one pool follow those of the one before: hot, colder ones by age, then the disk's."""
+    pools = [(types_pb2.TIER_DEVICE, HOT, blocks)]
+    for colder, count in zip(KvPolicy.parse(kv_policy).colder, colder_blocks, strict=True):
+        pools.append((types_pb2.TIER_DEVICE, FORMATS[colder.format], count))
+    if disk_blocks:
+        pools.append((types_pb2.TIER_DISK, HOT, disk_blocks))
+    firsts = [sum(count for _, _, count in pools[:number]) for number in range(len(pools))]
     return types_pb2.ExecutorDescription(
         executor_id=executor_id,
         model=types_pb2.ModelDescription(
@@ -58,9 +71,11 @@ def describe(
         groups=[types_pb2.CacheGroup(group_id=0, name="target", block_size=block_size, block_bytes=64)],
         pools=[
             types_pb2.BlockPool(
-                pool_id=0, group_id=0, tier=types_pb2.TIER_DEVICE, format=types_pb2.KV_FORMAT_FP32, block_count=blocks
+                pool_id=number, group_id=0, tier=tier, format=format_, block_count=count, first_block_id=first
             )
+            for number, ((tier, format_, count), first) in enumerate(zip(pools, firsts, strict=True))
         ],
+        kv_policy=kv_policy,
         max_sequences=max_sequences,
         max_step_tokens=max_step_tokens,
         decode_step_seconds=0.01,
@@ -78,6 +93,7 @@ class SimSequence:
     new: list[int] = field(default_factory=list)
     used: int = 0
     fresh: bool = True
+    changes: deque[tuple[int, int, int, bool]] = field(default_factory=deque)  # length, position, block, writes
 
     @property
     def steps(self) -> int:
@@ -90,8 +106,11 @@ class SimExecutor:
     def __init__(self, description: types_pb2.ExecutorDescription) -> None:
         self.description = description
         self.block_size = description.groups[0].block_size
-        count = description.pools[0].block_count
-        self.slots: list[list[int | None]] = [[None] * self.block_size for _ in range(count)]
+        self.policy = KvPolicy.parse(description.kv_policy)
+        self.ages = [age for age, pool in enumerate(description.pools) for _ in range(pool.block_count)]
+        self.slots: list[list[int | None]] = [[None] * self.block_size for _ in self.ages]
+        self.inventory: dict[int, bytes] = {}
+        self.done: list[int] = []  # block operations
         self.epoch = 0
         self.largest_step = 0
         self.plan_count = 0
@@ -101,6 +120,7 @@ class SimExecutor:
         """Opens a new epoch; contents of blocks stay."""
         self.epoch += 1
         self.sequences: dict[int, SimSequence] = {}
+        self.operations: deque[executor_pb2.BlockOperation] = deque()
         self.step = self.sent = self.report_credit = 0
         self.unanswered = False
         self.ended: list[executor_pb2.SequenceEnd] = []
@@ -113,6 +133,8 @@ class SimExecutor:
         self.step, self.report_credit, self.unanswered = plan.step, plan.report_credit, True
         for stay in plan.ended_sequence_ids:
             self.sequences.pop(stay, None)
+        self.operations.extend(plan.operations)
+        self.inventory.update((block.block_id, block.key) for block in plan.sealed)
         for gained in plan.append:
             if gained.sequence_id in self.sequences:
                 self.sequences[gained.sequence_id].blocks += [i for b in gained.blocks for i in b.block_ids]
@@ -121,6 +143,8 @@ class SimExecutor:
             assert 0 <= state.computed_length < len(state.token_ids)
             blocks = [i for b in state.blocks for i in b.block_ids]
             self.sequences[state.sequence_id] = SimSequence(state, list(state.token_ids), blocks, state.computed_length)
+        for demotion in plan.demotions:
+            self._demote_later(demotion)
         assert len(self.sequences) <= self.description.max_sequences
         assert len(plan.sequence_ids) == len(plan.token_limits) == len(plan.step_counts) == len(plan.draft_limits)
         for stay, limit, steps in zip(plan.sequence_ids, plan.token_limits, plan.step_counts, strict=True):
@@ -136,12 +160,16 @@ class SimExecutor:
         left, due, hot = self.description.max_step_tokens, False, []
         computed = 0
         for sequence in self.sequences.values():
+            self._demote(sequence)
             if not sequence.credit:
                 continue
             count = min(sequence.credit[0][0], len(sequence.tokens) - sequence.computed)
             if sequence.computed + count > len(sequence.blocks) * self.block_size or count > left:
                 assert sequence.computed + count <= len(sequence.blocks) * self.block_size, "granted past its blocks"
                 continue
+            assert not sequence.changes or sequence.computed + count <= sequence.changes[0][0], (
+                "a chunk across a change"
+            )
             left -= count
             computed += count
             self._compute(sequence, count)
@@ -160,10 +188,47 @@ class SimExecutor:
             return self._message([*self.sequences.values(), *hot], 1)
         return self._message(hot, 1) if hot else None
 
+    def move(self) -> bool:
+        """Does one block operation; whether there was one."""
+        if not self.operations:
+            return False
+        operation = self.operations.popleft()
+        if operation.operation_id in self.done:  # sent twice
+            return True
+        self._copy(operation.source_block_id, operation.destination_block_id)
+        self.inventory[operation.destination_block_id] = operation.key
+        self.done.append(operation.operation_id)
+        return True
+
+    def _demote_later(self, demotion: executor_pb2.BlockDemotion) -> None:
+        sequence = self.sequences.get(demotion.sequence_id)
+        if sequence is None:
+            return
+        assert demotion.at_length >= sequence.computed, "a change comes too late"
+        for change in zip(demotion.positions, demotion.block_ids, demotion.writes, strict=True):
+            sequence.changes.append((demotion.at_length, *change))
+
+    def _demote(self, sequence: SimSequence) -> None:
+        while sequence.changes and sequence.changes[0][0] == sequence.computed:
+            _, position, block, writes = sequence.changes.popleft()
+            if writes:
+                assert self.ages[block] == self.ages[sequence.blocks[position]] + 1
+                self._copy(sequence.blocks[position], block)
+            sequence.blocks[position] = block
+
+    def _copy(self, source: int, destination: int) -> None:
+        self.slots[destination] = self.slots[source][:]
+        self.inventory.pop(destination, None)
+
     def _compute(self, sequence: SimSequence, count: int) -> None:
+        for position in range(sequence.computed // self.block_size):
+            age = self.policy.age(position, self.block_size, sequence.computed)
+            assert self.ages[sequence.blocks[position]] == age, f"position {position} of {sequence.computed} tokens"
         for position in range(sequence.computed, sequence.computed + count):
             block = sequence.blocks[position // self.block_size]
+            assert self.ages[block] == 0
             self.slots[block][position % self.block_size] = sequence.tokens[position]
+            self.inventory.pop(block, None)
         sequence.computed += count
         sequence.used += 1
         sequence.credit[0][1] -= 1

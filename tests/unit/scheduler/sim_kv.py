@@ -43,6 +43,28 @@ class SimKv:
     def available(self, name: str) -> int:
         return self.references[name].count(0)
 
+    def take_pushes(self) -> list[kvmanager_pb2.ReserveResponse]:
+        """It never speaks unasked."""
+        return []
+
+    def stand_still(self) -> None:
+        """Nobody waits here."""
+
+    def report(self, executor: SimExecutor) -> None:
+        raise AssertionError("it moves no blocks")
+
+    def reopen(self) -> None:
+        """A new stream: what is held is stated anew."""
+        for held in self.held.values():
+            for block in held.blocks:
+                self.references[held.executor_id][block] -= 1
+        self.held.clear()
+
+    def assert_idle(self, sims: list[SimExecutor]) -> None:
+        assert not self.held
+        for sim in sims:
+            assert self.available(sim.description.executor_id) == len(sim.slots)
+
     def handle(self, request: kvmanager_pb2.ReserveRequest) -> kvmanager_pb2.ReserveResponse:
         response = kvmanager_pb2.ReserveResponse()
         for stated in request.held:

@@ -8,6 +8,7 @@ import pytest
 
 from quire.v1 import scheduler_pb2
 from services.scheduler.state import Limits
+from tests.unit.scheduler.real_kv import RealKv
 from tests.unit.scheduler.sim import Harness, assert_correct, submit
 from tests.unit.scheduler.sim_executor import describe
 
@@ -32,14 +33,13 @@ def assert_idle(harness: Harness) -> None:
     assert not state.request_ids
     assert not harness.gateway.requests
     assert state.live_count == 0
-    assert not harness.kv.held
     for executor, sim in zip(state.executors, harness.sims, strict=True):
         assert not (executor.running)
         assert not (executor.leaving)
         assert not (executor.appends)
         assert executor.asked_count == 0
         assert not sim.sequences
-        assert harness.kv.available(sim.description.executor_id) == len(sim.slots)
+    harness.kv.assert_idle(harness.sims)
     for model in state.models.values():
         assert model.queue.peek(harness.now, 1e6) is None
 
@@ -51,9 +51,46 @@ def test_everything_at_once(seed: int, executors: int) -> None:
     rng = random.Random(seed)
     descriptions = [describe(executor_id=f"e{i}", blocks=40, max_sequences=5) for i in range(executors)]
     harness = Harness(*descriptions, limits=Limits(lookahead_tokens=8, step_tokens=16), seed=seed)
+    run(harness, rng, [random_submit(rng, handle) for handle in range(1, 61)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_everything_at_once_with_a_real_kvmanager(seed: int) -> None:
+    """Equal prompts wait for each other, and blocks go down to a disk and come up."""
+    rng = random.Random(seed)
+    descriptions = [describe(executor_id=f"e{i}", blocks=40, max_sequences=5, disk_blocks=60) for i in range(2)]
+    harness = Harness(*descriptions, limits=Limits(lookahead_tokens=8, step_tokens=16), seed=seed, kv=RealKv())
+    run(harness, rng, [random_submit(rng, handle) for handle in range(1, 61)])
+
+
+def long_submit(rng: random.Random, handle: int) -> scheduler_pb2.Submit:
+    prompt = [7] * rng.choice([0, 100, 256, 300, 400]) + [rng.randint(8, 9)] * rng.randint(1, 120)
+    return submit(handle, prompt, rng.randint(1, 80), ignore_eos=rng.random() < 0.8, choice_count=rng.choice([1, 1, 2]))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("blocks", [(30, 24, 24), (19, 12, 14)], ids=["roomy", "tight"])
+def test_everything_at_once_with_formats_by_age(seed: int, blocks: tuple[int, ...]) -> None:
+    """Every token reads every block in the format that its own length prescribes, whatever happens around it."""
+    rng = random.Random(seed)
+    description = describe(
+        blocks=blocks[0],
+        block_size=32,
+        max_sequences=4,
+        max_step_tokens=160,
+        kv_policy="hot:128,int8:256,int4",
+        colder_blocks=blocks[1:],
+    )
+    harness = Harness(description, limits=Limits(lookahead_tokens=32), seed=seed, kv=RealKv())
+    run(harness, rng, [long_submit(rng, handle) for handle in range(1, 31)])
+
+
+def run(harness: Harness, rng: random.Random, submits: list[scheduler_pb2.Submit]) -> None:
+    """Sends them one after the other, with random events between, and sees that every one is answered as alone."""
+    executors = len(harness.sims)
     held: set[int] = set()
-    for handle in range(1, 61):
-        harness.send(random_submit(rng, handle))
+    for wanted in submits:
+        harness.send(wanted)
         for _ in range(rng.randint(0, 30)):
             harness.step()
         open_handles = list(harness.gateway.requests)
@@ -81,6 +118,9 @@ def test_everything_at_once(seed: int, executors: int) -> None:
             harness.turn()
         elif event < 0.49:
             harness.restart_kv()
+            harness.turn()
+        elif event < 0.52:
+            harness.reconnect_kv()
             harness.turn()
     harness.send(holds=[scheduler_pb2.Hold(handle=h, held=False) for h in held])
     harness.settle()
