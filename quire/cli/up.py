@@ -13,6 +13,7 @@ from quire.cli.common import parser
 from quire.supervisor.options import DEFAULT_MODEL, Ports, UpOptions, parse_model
 from quire.supervisor.rundir import RunDirectory
 from quire.supervisor.up import UpError, greet, run_detached, run_foreground
+from services.common.kv_policy import NAMES
 
 EXAMPLES = f"""
 quire up                                        the small model {DEFAULT_MODEL}
@@ -76,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--context-length", type=int, metavar="TOKENS", help="longest prompt plus output (default: the model's)")
     add(
         "--kv",
-        choices=("hot", "hot+warm", "hot+warm+cold"),
+        choices=NAMES,
         help="keep older keys and values in fewer bits: int8, then int4 (default: hot, all as they were computed)",
     )
     add(

@@ -12,13 +12,14 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 PERIOD = 128
 """Tokens between two changes of a view; block sizes divide it."""
 COLDER_FORMATS = ("fp8", "int8", "int4")
-NAMES = ("hot", "hot+warm", "hot+warm+cold")
+KvAges = Literal["hot", "hot+warm", "hot+warm+cold"]
 """The choices of `--kv`: warm is int8, cold int4."""
+NAMES: tuple[KvAges, ...] = get_args(KvAges)
 HOT_TOKENS, WARM_TOKENS = 512, 2048
 """By default the newest tokens that stay hot, and those that are hot or warm."""
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from services.common.errors import QuireError, Reason
-from services.common.kv_policy import KvPolicy
+from services.common.kv_policy import HOT_ONLY, KvPolicy
+from services.common.sizes import format_size
 from services.executor.backends.base import ColderPool, KvShape
 from services.executor.kv_bytes import most_blocks_by_age, split_memory
 
 AUTO_SHARE = 4
 """Automatic sizing takes one part in this many of the memory that is free once the weights are loaded."""
-
-_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +24,7 @@ class KvDemand:
     context_length: int
     memory: int | None = None  # bytes
     blocks: int | None = None
-    policy: KvPolicy = field(default_factory=KvPolicy)
-
-
-def parse_bytes(text: str) -> int | None:
-    """Bytes from "2GiB", "500MB" or "1073741824"; None from "auto". ValueError otherwise."""
-    if text == "auto":
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    if match is None or match[2].upper() not in _UNITS:
-        raise ValueError(f'{text!r} is neither "auto" nor a size such as "2GiB"')
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    policy: KvPolicy = HOT_ONLY
 
 
 def kv_shape(demand: KvDemand, block_bytes: Sequence[int], available: int) -> KvShape:
@@ -53,7 +41,7 @@ def kv_shape(demand: KvDemand, block_bytes: Sequence[int], available: int) -> Kv
         if demand.memory > available:
             raise QuireError(
                 Reason.MODEL_LOAD_FAILED,
-                f"kv_memory: {_mib(demand.memory)} were asked for, {_mib(available)} are free",
+                f"kv_memory: {format_size(demand.memory)} were asked for, {format_size(available)} are free",
             )
         budget = demand.memory
     else:
@@ -68,7 +56,7 @@ def kv_shape(demand: KvDemand, block_bytes: Sequence[int], available: int) -> Kv
     except ValueError:
         raise QuireError(
             Reason.MODEL_LOAD_FAILED,
-            f"kv_memory: no block of {_mib(block_bytes[0])} fits ({_mib(available)} are free)",
+            f"kv_memory: no block of {format_size(block_bytes[0])} fits ({format_size(available)} are free)",
         ) from None
     # A context may be too short for an age, but its pool must exist.
     return _shape(demand, block_bytes, [max(count, 1) for count in counts])
@@ -78,7 +66,3 @@ def _shape(demand: KvDemand, block_bytes: Sequence[int], counts: Sequence[int]) 
     colder = zip(demand.policy.colder, block_bytes[1:], counts[1:], strict=True)
     pools = tuple(ColderPool(age.format, size, count) for age, size, count in colder)
     return KvShape(demand.block_size, block_bytes[0], counts[0], pools)
-
-
-def _mib(count: int) -> str:
-    return f"{count / (1 << 20):.1f} MiB"

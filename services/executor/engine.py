@@ -163,9 +163,7 @@ class Engine:
             await self._on_ready(False)
             if self.model.tiers is not None:
                 await self.worker.call(part)
-                await asyncio.to_thread(
-                    self.model.tiers.close
-                )  # afterwards nothing moves into or out of the model's KV
+                await asyncio.to_thread(self.model.tiers.close)  # now nothing moves into or out of the model's KV
             await self.worker.call(remove)
             self.model = None
             self._metrics.blocks_allocated(0)

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from services.common.errors import QuireError, Reason
 from services.common.kv_policy import KvPolicy
+from services.common.sizes import parse_size
 from services.executor.admission import ModelLimits
 from services.executor.backends.base import Backend, KvShape
-from services.executor.capacity import KvDemand, kv_shape, parse_bytes
+from services.executor.capacity import KvDemand, kv_shape
 from services.executor.memory import measure
 from services.executor.settings import ExecutorSettings
 from services.executor.tiers.lower_tiers import LowerTiers, open_tiers
@@ -127,7 +128,7 @@ def allocate(backend: Backend, settings: ExecutorSettings, mapped_bytes: int) ->
         block_size=size,
         max_sequences=settings.max_sequences,
         context_length=backend.spec.context_length,
-        memory=parse_bytes(settings.kv_memory),
+        memory=None if settings.kv_memory == "auto" else parse_size(settings.kv_memory),
         blocks=settings.kv_blocks,
         policy=policy,
     )

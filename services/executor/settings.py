@@ -7,15 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from services.common.kv_policy import PERIOD, ColderAge, KvPolicy
+from services.common.kv_policy import HOT_TOKENS, PERIOD, WARM_TOKENS, KvAges, KvPolicy
 from services.common.settings import ServiceSettings
 from services.common.sizes import parse_size
-from services.executor.capacity import parse_bytes
 
 BackendName = Literal["auto", "cpu", "torch"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 KvFormatName = Literal["auto", "fp32", "bf16"]
-KvAges = Literal["hot", "hot+warm", "hot+warm+cold"]
 InstructionSet = Literal["auto", "portable", "avx2", "avx512", "avx512_vnni"]
 NumaNode = Literal["auto", "none"] | Annotated[int, Field(ge=0, lt=1024)]
 
@@ -40,8 +38,10 @@ class ExecutorSettings(ServiceSettings):
     )
     context_length: int | None = Field(None, ge=2, description="most tokens of prompt plus output; absent: the model's")
     kv: KvAges = Field("hot", description="KV formats by age: hot is kv_format, warm int8, cold int4")
-    kv_hot_tokens: int = Field(512, ge=1, description="newest tokens that stay hot where older ones are warm")
-    kv_warm_tokens: int = Field(2048, ge=2, description="newest tokens that are hot or warm where older ones are cold")
+    kv_hot_tokens: int = Field(HOT_TOKENS, ge=1, description="newest tokens that stay hot where older ones are warm")
+    kv_warm_tokens: int = Field(
+        WARM_TOKENS, ge=2, description="newest tokens that are hot or warm where older ones are cold"
+    )
     kv_memory: str = Field("auto", description='"auto" (a quarter of the free memory at most) or a size like "2GiB"')
     kv_blocks: int | None = Field(
         None, ge=1, description="exact number of KV blocks in each format, instead of kv_memory"
@@ -60,7 +60,8 @@ class ExecutorSettings(ServiceSettings):
     @field_validator("kv_memory")
     @classmethod
     def _check_memory(cls, value: str) -> str:
-        parse_bytes(value)
+        if value != "auto":
+            parse_size(value)
         return value
 
     @field_validator("kv_host_memory", "kv_disk_size")
@@ -92,5 +93,4 @@ class ExecutorSettings(ServiceSettings):
     @property
     def kv_policy(self) -> KvPolicy:
         """Which formats KV takes at which ages."""
-        ages = (ColderAge("int8", self.kv_hot_tokens), ColderAge("int4", self.kv_warm_tokens))
-        return KvPolicy(ages[: self.kv.count("+")])
+        return KvPolicy.named(self.kv, self.kv_hot_tokens, self.kv_warm_tokens)

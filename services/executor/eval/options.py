@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
 
 from pydantic import ValidationError
 from tqdm import tqdm
 
 from services.common.errors import QuireError, Reason, invalid
+from services.common.kv_policy import NAMES
 from services.executor.eval.compute import STEP_TOKENS
 from services.executor.loader import LoadedModel, make_loader
 from services.executor.model_flags import add_model_flags
 from services.executor.models.checkpoint import load_spec
 from services.executor.models.source import resolve
-from services.executor.settings import ExecutorSettings, KvAges
+from services.executor.settings import ExecutorSettings
 
 DEFAULT_CONTEXT = 512
 BLOCK_SIZE = 32
@@ -71,7 +71,7 @@ def base_parser(kind: str, description: str, examples: str) -> argparse.Argument
 def add_kv_flags(parser: argparse.ArgumentParser) -> None:
     """Adds --kv and its windows; what is not given stays as an executor has it."""
     fields = ExecutorSettings.model_fields
-    parser.add_argument("--kv", choices=get_args(KvAges), help=fields["kv"].description)
+    parser.add_argument("--kv", choices=NAMES, help=fields["kv"].description)
     for name in _KV_SETTINGS[1:]:
         described = f"{fields[name].description} (default: {fields[name].default})"
         parser.add_argument(f"--{name.replace('_', '-')}", type=token_count, metavar="N", help=described)

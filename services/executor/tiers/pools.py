@@ -11,6 +11,8 @@ from services.executor.backends.base import KvShape
 DEVICE, HOST, DISK = "device", "host", "disk"
 TIERS = (DEVICE, HOST, DISK)
 """From the fastest to the slowest."""
+MOST_BLOCKS = 1 << 28
+"""Of a pool, so that all ids stay below 2^31."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,3 @@ def lower_pools(
             raise ValueError(f"{memory} bytes hold no {pool.format} block beside the others")
         pools.append(PoolSpec(len(pools), tier, pool.format, pool.block_bytes, pools[-1].end, count))
     return pools[len(above) :]
-
-
-MOST_BLOCKS = 1 << 28
-"""Of a pool, so that all ids stay below 2^31."""

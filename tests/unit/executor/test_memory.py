@@ -4,7 +4,7 @@ import pytest
 
 from services.common.errors import QuireError
 from services.common.kv_policy import KvPolicy
-from services.executor.capacity import KvDemand, kv_shape, parse_bytes
+from services.executor.capacity import KvDemand, kv_shape
 from services.executor.memory import measure
 
 GIB = 1 << 30
@@ -81,19 +81,6 @@ def test_a_single_node_bounds_nothing(tmp_path):
 
 def test_this_machine_has_memory():
     assert measure().available > 0
-
-
-def test_sizes():
-    assert [parse_bytes(text) for text in ("auto", "2GiB", "500MB", "1.5 kib", "7")] == [
-        None,
-        2 * GIB,
-        500 * 10**6,
-        1536,
-        7,
-    ]
-    for text in ("", "much", "2 parsecs", "-1", "nan"):
-        with pytest.raises(ValueError, match="auto"):
-            parse_bytes(text)
 
 
 def demand(**fields):
