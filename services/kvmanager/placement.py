@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from services.common.topology import LOCAL_DISTANCE
+
 RUNNING_TOKENS = 16
 """A running sequence delays a newcomer about as much as this many prompt tokens: it shares every later step."""
-
-
 LOAD_SHARE = 16
 """Bringing a block up from a lower tier costs about one part in this many of computing it anew."""
-LOCAL_DISTANCE = 10
-"""What firmware states for a node's own memory; others cost in proportion."""
 
 
 class Outcome(enum.IntEnum):
