@@ -133,12 +133,9 @@ def _executor(options: UpOptions, name: str, index: int, model: ModelChoice | No
         arguments += ["--model", model.source, "--model-name", model.name]
     if options.dtype is not None:
         arguments += ["--dtype", options.dtype]
-    if options.context_length is not None:
-        arguments += ["--context-length", str(options.context_length)]
-    if options.kv is not None:
-        arguments += ["--kv", options.kv]
-    if options.kv_blocks is not None:
-        arguments += ["--kv-blocks", str(options.kv_blocks)]
+    for setting in ("context_length", "kv", "kv_blocks", "kv_disk", "kv_disk_size", "kv_remote"):
+        if (value := getattr(options, setting)) is not None:
+            arguments += [f"--{setting.replace('_', '-')}", str(value)]
     arguments += ["--drain-seconds", f"{options.drain_seconds:g}", "--log-level", options.log_level]
     return ServiceSpec(
         name=name,

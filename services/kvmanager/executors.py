@@ -92,6 +92,13 @@ class Executor:
             self.moves.send_again()  # what went to an older stream may have been lost with it
 
     @property
+    def uses_lower_tiers(self) -> bool:
+        """Whether blocks move down and up. Only where all are hot and of one cache group: else a copy of every age and
+        group would have to come up for one prefix.
+        """
+        return len(self.spec.policy.colder) == 0 and all(len(place.groups) == 1 for place in self.places)
+
+    @property
     def hot_pools(self) -> list[Pool]:
         """Where new blocks come from."""
         return [pool for place in self.places for pool in place.pools]

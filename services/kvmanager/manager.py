@@ -330,12 +330,10 @@ class KvManager:
         return answer
 
     def _make_room(self, executor: Executor, epoch: int) -> None:
-        if executor.has_ended(epoch):
-            return  # its plans are not taken any more
-        for place in executor.places:
-            for ages in place.groups:
-                for pool in ages:
-                    executor.moves.make_room(pool, epoch)
+        if executor.has_ended(epoch) or not executor.uses_lower_tiers:
+            return  # its plans are not taken any more, or nothing would come back
+        for pool in executor.hot_pools:
+            executor.moves.make_room(pool, epoch)
 
     def _close(self, executor: Executor, through: int) -> None:
         """Nothing of epochs up to this one runs any more."""

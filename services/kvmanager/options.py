@@ -53,11 +53,8 @@ class Option:
         self.match = self.match._replace(filler=None)
 
     def look_below(self) -> None:
-        """Finds what follows the match in lower tiers, as far as there is room to bring it up.
-
-        Only where all blocks are hot and of one cache group: else a copy of every age and group had to be there.
-        """
-        if len(self.place.groups) > 1 or self.executor.spec.policy.colder or self.match.filler is not None:
+        """Finds what follows the match in lower tiers, as far as there is room to bring it up."""
+        if not self.executor.uses_lower_tiers or self.match.filler is not None:
             return
         pool, match = self.place.pools[0], self.match.groups[0]
         found = self.executor.moves.find_below(pool, match.keys[len(match.blocks) :])

@@ -137,6 +137,8 @@ def open_tiers(settings: ExecutorSettings, backend: Backend, shape: KvShape, fin
     """The tiers that the settings ask for, None for none. Raises MODEL_LOAD_FAILED, naming the setting at fault."""
     if settings.kv_host_memory is None and settings.kv_disk is None and settings.kv_remote is None:
         return None
+    if settings.kv_policy.colder:
+        log.warning("lower tiers stay empty: KV with formats by age does not move there yet")
     pools = device_pools(shape, backend.kv_format)
     stores: dict[int, SlotStore] = {}
     remote: RemoteStore | None = None

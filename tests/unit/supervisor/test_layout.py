@@ -45,6 +45,13 @@ def test_formats_by_age_reach_every_executor_where_they_are_asked_for() -> None:
     assert all("--kv" not in spec.command for spec in lay_out(UpOptions(), cores=4))
 
 
+def test_lower_tiers_reach_every_executor_where_they_are_asked_for() -> None:
+    options = UpOptions(models=TWO, kv_disk="/d", kv_disk_size="1GiB", kv_remote="redis://r:1")
+    specs = [s for s in lay_out(options, cores=4) if s.role == "executor"]
+    found = {(flag(s, "--kv-disk"), flag(s, "--kv-disk-size"), flag(s, "--kv-remote")) for s in specs}
+    assert found == {("/d", "1GiB", "redis://r:1")}
+
+
 def test_no_port_is_used_twice() -> None:
     options = UpOptions(models=TWO, executors=3, ports=Ports.from_base(30000))
     used = [use.port for spec in lay_out(options, 2) for use in spec.ports]
