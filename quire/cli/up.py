@@ -88,7 +88,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--kv-disk", metavar="FOLDER", help="keep KV that memory has no room for in files there (default: drop it)")
     add("--kv-disk-size", metavar="SIZE", help="how much each executor keeps there (default: 4GiB)")
-    add("--kv-remote", metavar="URL", help="share KV that memory has no room for through Redis: redis://HOST:PORT")
     add("--detach", action="store_true", help="return once all is healthy and keep serving in the background")
     add("--no-demo", action="store_true", help="do not ask the model a first question")
     add("--json", action="store_true", help="with --detach: print the addresses as JSON")
@@ -132,7 +131,6 @@ def _options(given: argparse.Namespace) -> UpOptions:
         kv_blocks=given.kv_blocks,
         kv_disk=given.kv_disk,
         kv_disk_size=given.kv_disk_size,
-        kv_remote=given.kv_remote,
         drain_seconds=given.drain_seconds,
         log_level=given.log_level,
         ports=ports,

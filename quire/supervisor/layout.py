@@ -133,7 +133,7 @@ def _executor(options: UpOptions, name: str, index: int, model: ModelChoice | No
         arguments += ["--model", model.source, "--model-name", model.name]
     if options.dtype is not None:
         arguments += ["--dtype", options.dtype]
-    for setting in ("context_length", "kv", "kv_blocks", "kv_disk", "kv_disk_size", "kv_remote"):
+    for setting in ("context_length", "kv", "kv_blocks", "kv_disk", "kv_disk_size"):
         if (value := getattr(options, setting)) is not None:
             arguments += [f"--{setting.replace('_', '-')}", str(value)]
     arguments += ["--drain-seconds", f"{options.drain_seconds:g}", "--log-level", options.log_level]

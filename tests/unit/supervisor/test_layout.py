@@ -46,10 +46,9 @@ def test_formats_by_age_reach_every_executor_where_they_are_asked_for() -> None:
 
 
 def test_lower_tiers_reach_every_executor_where_they_are_asked_for() -> None:
-    options = UpOptions(models=TWO, kv_disk="/d", kv_disk_size="1GiB", kv_remote="redis://r:1")
+    options = UpOptions(models=TWO, kv_disk="/d", kv_disk_size="1GiB")
     specs = [s for s in lay_out(options, cores=4) if s.role == "executor"]
-    found = {(flag(s, "--kv-disk"), flag(s, "--kv-disk-size"), flag(s, "--kv-remote")) for s in specs}
-    assert found == {("/d", "1GiB", "redis://r:1")}
+    assert {(flag(spec, "--kv-disk"), flag(spec, "--kv-disk-size")) for spec in specs} == {("/d", "1GiB")}
 
 
 def test_no_port_is_used_twice() -> None:
