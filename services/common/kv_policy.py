@@ -16,6 +16,8 @@ from typing import Literal, NamedTuple, get_args
 
 PERIOD = 128
 """Tokens between two changes of a view; block sizes divide it."""
+OLDEST = 10**9
+"""Tokens below which ages begin."""
 COLDER_FORMATS = ("fp8", "int8", "int4")
 KvAges = Literal["hot", "hot+warm", "hot+warm+cold"]
 """The choices of `--kv`: warm is int8, cold int4."""
@@ -51,6 +53,8 @@ class KvPolicy:
         ages = [0, *(age.after for age in self.colder)]
         if any(later <= earlier for earlier, later in itertools.pairwise(ages)):
             raise ValueError("each KV format must begin at a greater age than the one before")
+        if ages[-1] >= OLDEST:
+            raise ValueError(f"KV formats begin at ages below {OLDEST} tokens")
         formats = [age.format for age in self.colder]
         if len(set(formats)) != len(formats) or not set(formats) <= set(COLDER_FORMATS):
             raise ValueError(f"colder KV formats are distinct ones of {', '.join(COLDER_FORMATS)}, not {formats}")

@@ -31,6 +31,16 @@ CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """A list written with commas, as flag, variable or TOML string."""
 
 
+def _not_empty(value: Any) -> Any:
+    if value == "":
+        raise ValueError("an empty path names nothing; leave it out for none")
+    return value
+
+
+NamedPath = Annotated[Path, BeforeValidator(_not_empty)]
+"""A path that was meant: an empty one would be the working directory."""
+
+
 class ServiceSettings(BaseSettings):
     """What every service needs. Subclasses add their own fields and set `env_prefix`."""
 
@@ -42,14 +52,18 @@ class ServiceSettings(BaseSettings):
     log_format: Literal["text", "json"] = Field("text", description="log lines for people or for machines")
     drain_seconds: float = Field(30.0, ge=0, description="how long running streams may finish after SIGTERM")
     trust_network: bool = Field(False, description="serve beyond loopback without TLS (a private network, a mesh)")
-    tls_cert: Path | None = Field(None, description="PEM certificate chain of this service, for gRPC and metrics")
-    tls_key: Path | None = Field(None, description="PEM private key of this service")
-    tls_ca: Path | None = Field(None, description="PEM authorities: peers must present a certificate they signed")
+    tls_cert: NamedPath | None = Field(None, description="PEM certificate chain of this service, for gRPC and metrics")
+    tls_key: NamedPath | None = Field(None, description="PEM private key of this service")
+    tls_ca: NamedPath | None = Field(None, description="PEM authorities: peers must present a certificate they signed")
 
     @model_validator(mode="after")
     def _check_addresses(self) -> ServiceSettings:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key go together")
+        for name in ("tls_cert", "tls_key", "tls_ca"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise ValueError(f"{name}: no such file: {path}")
         for name in ("listen", "metrics_listen"):
             address = getattr(self, name)
             if address:

@@ -10,7 +10,7 @@ _UNITS |= {f"{unit}B": 1000**power for power, unit in enumerate("KMGT", 1)}
 
 def parse_size(text: str) -> int:
     """Bytes from "2GiB", "500MB" or "1073741824". Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"{text!r} is no size such as 2GiB")
     return int(float(match[1]) * _UNITS[match[2].upper()])

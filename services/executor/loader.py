@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services.common.errors import QuireError, Reason
 from services.common.kv_policy import KvPolicy
-from services.common.sizes import parse_size
+from services.common.sizes import format_size, parse_size
 from services.executor.admission import ModelLimits
 from services.executor.backends.base import Backend, KvShape
 from services.executor.capacity import KvDemand, kv_shape
@@ -134,6 +134,11 @@ def allocate(backend: Backend, settings: ExecutorSettings, mapped_bytes: int) ->
     )
     block_bytes = [backend.kv_block_bytes(size), *(backend.kv_block_bytes(size, age.format) for age in policy.colder)]
     shape = kv_shape(demand, block_bytes, available)
+    if backend.computes_from_host_memory and shape.byte_count > available:
+        raise QuireError(
+            Reason.MODEL_LOAD_FAILED,
+            f"kv_blocks: {demand.blocks} take {format_size(shape.byte_count)}, {format_size(available)} are free",
+        )
     backend.allocate_kv(shape)
     log.info(
         "KV allocated",

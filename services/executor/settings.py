@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+import re
+from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from services.common.kv_policy import HOT_TOKENS, PERIOD, WARM_TOKENS, KvAges, KvPolicy
-from services.common.settings import ServiceSettings
+from services.common.kv_policy import HOT_TOKENS, OLDEST, PERIOD, WARM_TOKENS, KvAges, KvPolicy
+from services.common.settings import NamedPath, ServiceSettings
 from services.common.sizes import parse_size
+from services.executor.tiers.pools import MOST_BLOCKS
 
 BackendName = Literal["auto", "cpu", "torch"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 KvFormatName = Literal["auto", "fp32", "bf16"]
 InstructionSet = Literal["auto", "portable", "avx2", "avx512", "avx512_vnni"]
-NumaNode = Literal["auto", "none"] | Annotated[int, Field(ge=0, lt=1024)]
+NumaNode = Literal["auto", "none"] | int
 
 
 class ExecutorSettings(ServiceSettings):
@@ -38,16 +39,20 @@ class ExecutorSettings(ServiceSettings):
     )
     context_length: int | None = Field(None, ge=2, description="most tokens of prompt plus output; absent: the model's")
     kv: KvAges = Field("hot", description="KV formats by age: hot is kv_format, warm int8, cold int4")
-    kv_hot_tokens: int = Field(HOT_TOKENS, ge=1, description="newest tokens that stay hot where older ones are warm")
+    kv_hot_tokens: int = Field(
+        HOT_TOKENS, ge=1, lt=OLDEST, description="newest tokens that stay hot where older ones are warm"
+    )
     kv_warm_tokens: int = Field(
-        WARM_TOKENS, ge=2, description="newest tokens that are hot or warm where older ones are cold"
+        WARM_TOKENS, ge=2, lt=OLDEST, description="newest tokens that are hot or warm where older ones are cold"
     )
     kv_memory: str = Field("auto", description='"auto" (a quarter of the free memory at most) or a size like "2GiB"')
     kv_blocks: int | None = Field(
-        None, ge=1, description="exact number of KV blocks in each format, instead of kv_memory"
+        None, ge=1, le=MOST_BLOCKS, description="exact number of KV blocks in each format, instead of kv_memory"
     )
     kv_host_memory: str | None = Field(None, description="host memory for KV that a GPU has no room for, as 16GiB")
-    kv_disk: Path | None = Field(None, description="folder for KV that memory has no room for; outlives the executor")
+    kv_disk: NamedPath | None = Field(
+        None, description="folder for KV that memory has no room for; outlives the executor"
+    )
     kv_disk_size: str = Field("4GiB", description="the most that this executor writes there")
     kv_remote: SecretStr | None = Field(None, description="redis://HOST:PORT to share KV through; others: rediss, unix")
     block_size: int = Field(32, ge=1, le=1024, description="token slots per KV block")
@@ -56,6 +61,13 @@ class ExecutorSettings(ServiceSettings):
     step_timeout_seconds: float = Field(
         60.0, gt=0, description="a step that takes longer makes the executor NOT_SERVING"
     )
+
+    @field_validator("numa_node", mode="before")
+    @classmethod
+    def _check_node(cls, value: str | int) -> str | int:
+        if not re.fullmatch(r"auto|none|[0-9]{1,9}", text := str(value)):
+            raise ValueError(f"{text} is neither auto, none nor the number of a node")
+        return value
 
     @field_validator("kv_memory")
     @classmethod

@@ -128,7 +128,10 @@ def load(choice: Choice, threads: int, context: int, sequences: int = 1) -> Load
             }
         )
     except ValidationError as error:
-        raise invalid("--kv-warm-tokens", error.errors()[0]["msg"]) from error
+        problem = error.errors()[0]
+        message = problem["msg"].removeprefix("Value error, ")  # names its field where `loc` does not
+        named, _, said = (f"{problem['loc'][0]}: {message}" if problem["loc"] else message).partition(": ")
+        raise invalid(f"--{named.replace('_', '-')}", said) from error
     tell(f"loading {choice.model}")
     with _naming(choice.flag):
         return make_loader(settings)("", choice.model)

@@ -205,12 +205,14 @@ def _open_files(
     try:
         shelf = take_shelf(folder, identity_of(*made_by, *blocks).hex())
         closing.callback(shelf.close)
+        state = os.statvfs(shelf.path)
+        if (whole := state.f_blocks * state.f_frsize) < size:
+            raise _failed("kv_disk_size", f"{format_size(size)} are more than the disk's {format_size(whole)}")
         for pool, block in zip(pools, blocks, strict=True):
             identity = identity_of(*made_by, block)
             store = DiskStore(shelf.path / f"{pool.format}.kv", identity, pool.block_bytes, pool.count)
             closing.callback(store.close)
             stores[pool.pool_id] = store
-        state = os.statvfs(shelf.path)
         held = sum(file.stat().st_blocks * 512 for file in shelf.path.iterdir())
     except OSError as error:
         raise _failed("kv_disk", f"{folder}: {error.strerror}") from error

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.kv_policy import PERIOD, ColderAge, KvPolicy
+from services.common.kv_policy import OLDEST, PERIOD, ColderAge, KvPolicy
 
 DEFAULT = KvPolicy((ColderAge("int8", 512), ColderAge("int4", 2048)))
 
@@ -23,11 +23,19 @@ def test_a_policy_says_what_its_text_says() -> None:
 @pytest.mark.parametrize(
     "text",
     ["hot", "hot:512", "int8", "int8:512,int4", "hot:512,int8:512,int4", "hot:512,int8:100,int4", "hot:0,int8",
-     "hot:5,int8:9,int8", "hot:5,bf16", "hot:-5,int8", "hot:5,int8,", "hot:5,hot", "hot:5;int8", "hot:5,int8:7"],
+     "hot:5,int8:9,int8", "hot:5,bf16", "hot:-5,int8", "hot:5,int8,", "hot:5,hot", "hot:5;int8", "hot:5,int8:7",
+     "hot:1000000000,int8"],
 )  # fmt: skip
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="KV"):
         KvPolicy.parse(text)
+
+
+def test_no_policy_is_beyond_what_its_text_can_say() -> None:
+    longest = KvPolicy.named("hot+warm", OLDEST - 1)
+    assert KvPolicy.parse(str(longest)) == longest
+    with pytest.raises(ValueError, match="below 1000000000"):
+        KvPolicy.named("hot+warm", OLDEST)
 
 
 def test_names_of_policies() -> None:

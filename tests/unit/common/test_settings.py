@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.common.settings import ServiceSettings, load
+from services.executor.settings import ExecutorSettings
 from services.gateway.settings import GatewaySettings
 from services.kvmanager.settings import KvManagerSettings
 from services.scheduler.settings import SchedulerSettings
@@ -25,6 +26,15 @@ from services.scheduler.settings import SchedulerSettings
         (KvManagerSettings, "--listen=0.0.0.0:1", "listen: 0.0.0.0:1 is reachable from elsewhere"),
         (KvManagerSettings, "--lease-seconds=long", "lease_seconds: Input should be a valid number"),
         (KvManagerSettings, "--config", "--config needs a file"),
+        (KvManagerSettings, "--tls-ca=", "tls_ca: an empty path names nothing"),
+        (KvManagerSettings, "--tls-ca=/nowhere/ca.pem", "tls_ca: no such file: /nowhere/ca.pem"),
+        (KvManagerSettings, f"--namespace-quotas=a={'9' * 400}", "namespace_quotas: '999"),
+        (ExecutorSettings, "--kv-disk=", "kv_disk: an empty path names nothing"),
+        (ExecutorSettings, f"--kv-memory={'9' * 400}", "kv_memory: '999"),
+        (ExecutorSettings, "--kv-hot-tokens=1000000000", "kv_hot_tokens: Input should be less than 1000000000"),
+        (ExecutorSettings, "--kv-blocks=300000000", "kv_blocks: Input should be less than or equal to 268435456"),
+        (ExecutorSettings, "--numa-node=-1", "numa_node: -1 is neither auto, none nor the number of a node"),
+        (ExecutorSettings, "--numa-node=x", "numa_node: x is neither auto, none nor the number of a node"),
     ],
 )
 def test_wrong_values_are_refused_by_name(

@@ -28,3 +28,9 @@ def test_mapped_weights_are_not_free_memory(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_the_weights_leave_must_do(monkeypatch: pytest.MonkeyPatch, mapped: int) -> None:
     with pytest.raises(QuireError, match="kv_memory"):
         blocks(monkeypatch, mapped * BLOCK_BYTES, kv_memory=str(50 * BLOCK_BYTES))
+
+
+def test_more_blocks_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert blocks(monkeypatch, 0, kv_blocks=100) == 100
+    with pytest.raises(QuireError, match=r"kv_blocks: 101 take .* are free"):
+        blocks(monkeypatch, 0, kv_blocks=101)

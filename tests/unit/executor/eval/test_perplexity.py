@@ -138,6 +138,7 @@ def test_what_is_printed(tmp_path: Path, text: Path, capsys: pytest.CaptureFixtu
         (["--kv", "cold"], 2, "argument --kv: invalid choice: 'cold'"),
         (["--kv-hot-tokens", "0"], 2, "argument --kv-hot-tokens: 0 is less than 1"),
         (["--kv", "hot+warm+cold", "--kv-warm-tokens", "600"], 2, "--kv-warm-tokens: "),
+        (["--kv", "hot+warm", "--kv-hot-tokens", "9999999999"], 2, "--kv-hot-tokens: "),
         (["--stride", "0"], 2, "argument --stride: 0 is less than 1"),
         (["--tokens", "0"], 2, "argument --tokens: 0 is less than 1"),
         (["--threads", "-1"], 2, "argument --threads: -1 is less than 0"),

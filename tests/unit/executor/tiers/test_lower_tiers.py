@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import time
 from contextlib import contextmanager
@@ -177,6 +178,7 @@ def test_metrics(tmp_path):
         ({"kv_host_memory": "1GiB"}, "kv_host_memory: the fake backend computes from host memory"),
         ({"kv_disk": "/proc/nowhere"}, "kv_disk: /proc/nowhere"),
         ({"kv_disk": "{tmp}", "kv_disk_size": "1KiB"}, "kv_disk_size: 1024 bytes hold no fp32 block"),
+        ({"kv_disk": "{tmp}", "kv_disk_size": "9000000TiB"}, "kv_disk_size: 9e+06 TiB are more than the disk's "),
     ],
 )
 def test_what_cannot_be_had_is_refused_by_name(tmp_path, fields, message):
@@ -197,7 +199,9 @@ def test_more_host_memory_than_there_is():
 
 
 def test_a_disk_that_is_too_small_is_warned_of(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING), tiers_of(settings_of(kv_disk=tmp_path, kv_disk_size="1000TiB")):
+    state = os.statvfs(tmp_path)
+    size = str(state.f_blocks * state.f_frsize)  # all of it, and others have some
+    with caplog.at_level(logging.WARNING), tiers_of(settings_of(kv_disk=tmp_path, kv_disk_size=size)):
         pass
     assert "less room" in caplog.text
 
