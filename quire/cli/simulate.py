@@ -110,10 +110,10 @@ def _simulate(args: argparse.Namespace, requests: list[TraceRequest], block_byte
         points = [
             Point(
                 count,
-                replay_pool(replayed(), size, count, POLICIES[args.policy]),
-                replay_plain_lru(replayed(), size, count),
+                replay_pool(replayed(), size, used, POLICIES[args.policy]),
+                replay_plain_lru(replayed(), size, used),
             )
-            for count in counts
+            for count, used in ((count, min(count, enough)) for count in counts)  # more than enough changes nothing
         ]
     return {
         "trace": args.trace.name,

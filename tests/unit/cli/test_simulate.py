@@ -66,6 +66,14 @@ def test_sizes_in_bytes_of_a_model(trace: Path, tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().err == "quire simulate: --memory: a block alone takes 64 KiB\n"
 
 
+def test_more_blocks_than_a_load_needs_take_no_memory(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["simulate", "--cache-only", "--trace", str(trace), "--json", "--blocks"]
+    assert cli.main([*args, f"1000,{10**12}"]) == 0
+    enough, more = json.loads(capsys.readouterr().out)["points"]
+    assert more["blocks"] == 10**12
+    assert more["hit_rate"] == enough["hit_rate"]
+
+
 def test_the_table_and_the_picture(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "curve.png"
     args = ["simulate", "--cache-only", "--trace", str(trace), "--blocks", "100,20", "--requests", "3"]
