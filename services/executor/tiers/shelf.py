@@ -5,6 +5,7 @@ Executors that share a folder each take a shelf; after a restart each finds the 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -25,7 +26,10 @@ class Shelf:
 
 def take_shelf(root: Path, label: str) -> Shelf:
     """A free shelf, best one with that label; any other is emptied and labelled anew. Raises OSError."""
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), root) from None
     choosing = _lock(root / _LOCK, fcntl.LOCK_EX)
     try:
         numbers = sorted(int(path.name) for path in root.iterdir() if path.name.isdecimal())
@@ -72,6 +76,6 @@ def _lock(path: Path, how: int) -> int:
 
 def _label(shelf: Path) -> str:
     try:
-        return (shelf / _LABEL).read_text()
+        return (shelf / _LABEL).read_bytes().decode(errors="replace")
     except FileNotFoundError:
         return ""

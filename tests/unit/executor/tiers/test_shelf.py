@@ -51,5 +51,14 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path):
 
 def test_a_folder_that_is_a_file_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(NotADirectoryError, match="file"):
         take_shelf(tmp_path / "file", "a")
+
+
+def test_a_label_that_is_no_text_is_another_label(tmp_path):
+    shelf = take_shelf(tmp_path, "a")
+    (shelf.path / "label").write_bytes(b"\xff\xfe")
+    shelf.close()
+    again = take_shelf(tmp_path, "a")
+    assert (again.path / "label").read_text() == "a"
+    again.close()
