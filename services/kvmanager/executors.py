@@ -147,18 +147,22 @@ class Executor:
         return refused
 
     def _by_pool(self, inventory: Iterable[InventoryBlock]) -> tuple[Sequence[Mapping[int, bytes]], int]:
+        """Of several blocks with one key the last one counts: the others were dropped before it was made."""
         content: list[dict[int, bytes]] = [{} for _ in self.pools]
-        keys: list[set[bytes]] = [set() for _ in self.pools]
+        blocks_by_key: list[dict[bytes, int]] = [{} for _ in self.pools]
         refused = 0
         for entry in inventory:
-            for pool, blocks, known in zip(self.pools, content, keys, strict=True):
+            for pool, blocks, known in zip(self.pools, content, blocks_by_key, strict=True):
                 block = entry.block_id - pool.spec.first_block_id
                 if pool.spec.group_id == entry.group_id and 0 <= block < pool.spec.block_count:
-                    if len(entry.key) == KEY_BYTES and block not in blocks and entry.key not in known:
-                        blocks[block] = entry.key
-                        known.add(entry.key)
-                    else:
+                    if len(entry.key) != KEY_BYTES or block in blocks:
                         refused += 1
+                        break
+                    if entry.key in known:
+                        del blocks[known[entry.key]]
+                        refused += 1
+                    blocks[block] = entry.key
+                    known[entry.key] = block
                     break
             else:
                 refused += 1

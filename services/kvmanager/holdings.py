@@ -67,6 +67,15 @@ class GroupHolding:
         """What growing from `after` to `through` slots takes of colder pools."""
         return CopyPlan(self.ages, policy.changes(self.pool.spec.block_size, after, through), self._key)
 
+    def reads(self, pool: Pool, block: int, position: int, key: bytes) -> bool:
+        """Whether the table names that block, with this content, at that position: now, or once it changes."""
+        if position >= len(self.keys) or self.keys[position] != key:
+            return False
+        return (self.blocks[position] == block and self.ages[self.demoted.get(position, 0)] is pool) or any(
+            (d.position, d.block, d.writes) == (position, block, False) and self.ages[d.age] is pool
+            for d in self.pending
+        )
+
     def needs(self, count: int, plan: CopyPlan | None) -> list[int]:
         """Blocks of each age that the sequence has with `count` more, at least: once all its slots are computed."""
         ages = dict(self.demoted)

@@ -39,7 +39,7 @@ def rebuild(session: Session, executor: Executor, restated: Restated) -> list[Se
         raise Refused("its executor has another epoch, model or policy now")
     place = _place(executor, restated.blocks)
     tables = [_read(ages, restated) for ages in place.groups]
-    claims = _Claims()
+    claims = _Claims(executor)
     for table in tables:
         table.check(claims)
     claims.take(restated.key_space.namespace)
@@ -61,17 +61,18 @@ def rebuild(session: Session, executor: Executor, restated: Restated) -> list[Se
 class _Claims:
     """Blocks to hold: those that are known to hold their content, and those that nobody holds."""
 
+    executor: Executor
     held: list[tuple[Pool, int]] = field(default_factory=list)
     free: dict[tuple[Pool, int], bytes | None] = field(default_factory=dict)  # and the key of what is in them
     named: set[tuple[Pool, int]] = field(default_factory=set)
 
-    def want(self, pool: Pool, block: int, key: bytes | None) -> None:
+    def want(self, pool: Pool, block: int, position: int, key: bytes | None) -> None:
         """A block with this content, or (None) one that is not full."""
         name = f"block {block} of pool {pool.spec.pool_id}"
         if (pool, block) in self.named:
             raise Refused(f"{name} is named twice")
         self.named.add((pool, block))
-        if key is not None and pool.index.find(key) == block:
+        if key is not None and (pool.index.find(key) == block or self._is_shared(pool, block, position, key)):
             self.held.append((pool, block))
         elif pool.blocks.state(block) == BlockState.FREE or (pool.blocks.is_idle(block) and key is None):
             self.free[pool, block] = key
@@ -79,6 +80,11 @@ class _Claims:
             raise Refused(f"{name} has other content")
         else:
             raise Refused(f"{name} is held by another")
+
+    def _is_shared(self, pool: Pool, block: int, position: int, key: bytes) -> bool:
+        """Whether another sequence holds it for the same content, though another block is found by that key."""
+        groups = (group for holding in self.executor.holdings for group in holding.groups)
+        return any(group.reads(pool, block, position, key) for group in groups)
 
     def take(self, namespace: str) -> None:
         for pool, block in self.held:
@@ -138,12 +144,12 @@ class _Table:
     def check(self, claims: _Claims) -> None:
         for position, block in enumerate(self.blocks):
             key = self.keys[position] if position < self.full else None
-            claims.want(self.ages[self.demoted.get(position, 0)], block, key)
+            claims.want(self.ages[self.demoted.get(position, 0)], block, position, key)
         for demotion in self.pending:
             key = self.keys[demotion.position] if demotion.position < len(self.keys) else None
             if not demotion.writes and key is None:
                 raise Refused("a copy that is ready is of tokens that are not known")
-            claims.want(self.ages[demotion.age], demotion.block, None if demotion.writes else key)
+            claims.want(self.ages[demotion.age], demotion.block, demotion.position, None if demotion.writes else key)
 
     def hold(self) -> GroupHolding:
         return GroupHolding(

@@ -220,7 +220,7 @@ def test_pools_that_are_too_small_for_a_sequence_are_named_at_once() -> None:
     made, session = made_with(warm=3)
     answer = reserve(made, session, 1, [1] * 700)
     assert answer.outcome == Outcome.NEVER_FITS
-    assert "4 blocks of 3" in answer.reasons[0]
+    assert "4 KV blocks, has 3" in answer.reasons[0]
 
 
 def test_growth_beyond_a_colder_pool_never_fits() -> None:

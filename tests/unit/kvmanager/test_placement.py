@@ -77,4 +77,4 @@ def test_reasons_name_what_decided() -> None:
         f"cost {96 + 5 + 3 * RUNNING_TOKENS}, best of 1 with room among 2",
     ]
     assert choose([candidate("b", room=3, node=1)]).reasons == ["b node 1: needs 8 new blocks, 3 available"]
-    assert choose([candidate("b", total=6)]).reasons == ["b node -1: needs 8 blocks of 6"]
+    assert choose([candidate("b", total=6)]).reasons == ["b node -1: needs 8 KV blocks, has 6"]

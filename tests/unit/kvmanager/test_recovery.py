@@ -231,6 +231,26 @@ def test_a_block_named_for_shared_and_for_own_content_is_refused_whole() -> None
     assert books(made) == before
 
 
+def test_a_shared_block_is_shared_again_where_another_has_its_key() -> None:
+    made, session = manager()
+    made.restate(session, restated(1, computed=8, blocks=(0, 1, 2)))
+    for sequence_id, last in ((2, 5), (3, 6)):  # who shared 3 and 4, whose keys were forgotten
+        made.restate(session, restated(sequence_id, computed=8, blocks=(3, 4, last)))
+    assert lost(made) == []
+    assert only_executor(made).pools[0].blocks.leased_count == 7
+    for sequence_id in (2, 1, 3):
+        made.release(session, sequence_id)
+    assert only_executor(made).pools[0].blocks.leased_count == 0
+    assert made.verify() == []
+
+
+def test_of_two_blocks_with_one_key_the_last_one_counts() -> None:
+    """An executor cannot know which of them was dropped, but one was before the other came."""
+    made = KvManager(LEASE)
+    made.register(executor(), [InventoryBlock(0, block, b"k" * 32) for block in (5, 2)], 1)
+    assert only_executor(made).pools[0].index.find(b"k" * 32) == 2
+
+
 # Executors that are not there
 
 

@@ -29,6 +29,7 @@ class SimKv:
         self.epochs: dict[str, int] = {}
         self.fingerprints: dict[str, str] = {}
         self.held: dict[int, Held] = {}
+        self.lost: set[int] = set()  # stated as held when their epoch was over
         self.refusals = 0
 
     def register(self, executor: SimExecutor) -> None:
@@ -59,6 +60,7 @@ class SimKv:
             for block in held.blocks:
                 self.references[held.executor_id][block] -= 1
         self.held.clear()
+        self.lost.clear()
 
     def assert_idle(self, sims: list[SimExecutor]) -> None:
         assert not self.held
@@ -68,15 +70,24 @@ class SimKv:
     def handle(self, request: kvmanager_pb2.ReserveRequest) -> kvmanager_pb2.ReserveResponse:
         response = kvmanager_pb2.ReserveResponse()
         for stated in request.held:
-            self._restate(stated)
+            if self.epochs[stated.executor_id] == stated.epoch:
+                self._restate(stated)
+            else:
+                self.lost.add(stated.sequence_id)
+                response.lost_sequence_ids.append(stated.sequence_id)
+        for stay in self.lost.intersection(request.released_sequence_ids):
+            self.lost.remove(stay)
+            request.released_sequence_ids.remove(stay)
         for stay in request.released_sequence_ids:
             held = self.held.pop(stay)  # KeyError: released twice, or never reserved
             for block in held.blocks:
                 self.references[held.executor_id][block] -= 1
         for progress in request.progress:
-            self._progress(progress)
+            if progress.sequence_id not in self.lost:
+                self._progress(progress)
         for stay, slots in zip(request.extend_sequence_ids, request.extend_token_counts, strict=True):
-            response.extensions.append(self._extend(stay, slots))
+            if stay not in self.lost:
+                response.extensions.append(self._extend(stay, slots))
         for reservation in request.reservations:
             response.reservations.append(self._reserve(reservation))
         for name, references in self.references.items():
@@ -90,7 +101,6 @@ class SimKv:
     def _restate(self, stated: kvmanager_pb2.HeldSequence) -> None:
         name, stay = stated.executor_id, stated.sequence_id
         assert stay not in self.held
-        assert self.epochs[name] == stated.epoch
         assert self.fingerprints[name] == stated.model_fingerprint
         (blocks,) = (list(group.block_ids) for group in stated.blocks)
         tokens, size = list(stated.token_ids), self.size[name]
