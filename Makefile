@@ -22,9 +22,9 @@ $(STAMP): requirements.lock pyproject.toml tools/build_backend.py
 	@test -n "$(PYTHON)" || { echo "setup: Python 3.11 or newer is needed and none is on the PATH; name one with PYTHON=..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "setup: no venv module (on Debian: apt-get install python3-venv)" >&2; exit 1; }
 	@$(BIN)/python tools/native_needs.py
-	@echo "setup: installing the locked packages into $(VENV) (a minute or two the first time)"
+	@echo "setup: installing the locked packages into $(VENV) (one to three minutes the first time)"
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --requirement requirements.lock
-	@echo "setup: compiling the native kernels (a minute or two the first time)"
+	@echo "setup: compiling the native kernels (one to four minutes the first time)"
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -39,7 +39,8 @@ setup: $(STAMP) quire/v1/gateway_pb2.py native ## makes the environment, the gen
 up: setup ## starts the four services, prints a first answer and where to connect (UP="--model ... " for options)
 	@$(BIN)/quire up $(UP)
 
-down: setup ## stops what `make up` started
+down: ## stops what `make up` started
+	@test -x $(BIN)/quire || { echo "down: nothing was set up here, so nothing runs from here" >&2; exit 1; }
 	@$(BIN)/quire down
 
 test: lint system-tools ## sets up, checks style and types, runs the tests

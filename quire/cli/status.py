@@ -134,8 +134,14 @@ def _text(report: dict[str, Any]) -> str:
             lines.append(f"executor {executor['target']}: no model")
     for pool in report["kv"].get("pools", ()):
         counts = f"{pool['free_count']} free, {pool['cached_count']} cached, {pool['leased_count']} in use"
-        lines.append(f"kv blocks{holds.get(pool['executor_id'], '')}: {counts}")
+        kind = f"{_word(pool['pool']['tier'])} {_word(pool['pool']['format'])}"
+        lines.append(f"kv blocks{holds.get(pool['executor_id'], '')}, {kind}: {counts}")
     return "\n".join(lines)
+
+
+def _word(enum: str) -> str:
+    """The last word of an enum value's name, as people write it: "disk" of TIER_DISK."""
+    return enum.rpartition("_")[2].lower()
 
 
 def _trouble(state: str, health_answer: str) -> str:

@@ -116,7 +116,7 @@ def _reasons(chosen: Candidate, fitting_count: int, count: int) -> list[str]:
 
 def _shortage(candidate: Candidate) -> str:
     parts = [
-        f"{need.whole_count} blocks of {need.pool_count}"
+        f"{need.whole_count} KV blocks, has {need.pool_count}"
         if need.whole_count > need.pool_count
         else f"{need.new_count} new blocks, {need.room} available"
         for need in candidate.needs

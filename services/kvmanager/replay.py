@@ -17,6 +17,7 @@ from services.kvmanager.pools import Pool, PoolSpec
 
 HASH_TOKENS = 512
 """Tokens that one id of a trace stands for."""
+MOST_IDS = 1 << 48
 BESIDE_DISTINCT = 2
 """Blocks beyond its distinct full ones that a load needs: an unfinished one, and the last full one, computed again."""
 
@@ -58,7 +59,7 @@ Replay = Callable[[Iterable[TraceRequest], int, int], Tally]
 def read_trace(path: Path) -> list[TraceRequest]:
     """Requests of a file in Mooncake's format: lines of JSON. Raises ValueError with the line that is no such thing."""
     requests = []
-    with path.open() as lines:
+    with path.open(errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             try:
                 fields = json.loads(line)
@@ -67,7 +68,8 @@ def read_trace(path: Path) -> list[TraceRequest]:
                 )
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(f"{path}, line {number}: no request of a trace ({error!r})") from None
-            if request.length <= 0 or len(request.ids) != -(-request.length // HASH_TOKENS) or min(request.ids) < 0:
+            whole = request.length > 0 and len(request.ids) == -(-request.length // HASH_TOKENS)
+            if not whole or min(request.ids) < 0 or max(request.ids) >= MOST_IDS:
                 raise ValueError(f"{path}, line {number}: {len(request.ids)} ids for {request.length} tokens")
             requests.append(request)
     if not requests:

@@ -234,7 +234,8 @@ def _refused(
         waited = now - model.unplaced_since
         model.retry_at = now + min(QUIET_RETRY_SECONDS, max(UNREGISTERED_RETRY_SECONDS, waited))
     elif result.outcome == NEVER_FITS:
-        message = reasons or f"{len(sequence.token_ids)} tokens need more KV blocks than there are"
+        message = f"{len(sequence.token_ids)} tokens need more KV blocks than there are"
+        message += f": {reasons}" if reasons else ""
         fail_request(state, sequence.request, QuireError(Reason.NEVER_FITS, message))
     else:
         fail_request(state, sequence.request, QuireError(Reason.INTERNAL, f"the kvmanager refused: {reasons}"))

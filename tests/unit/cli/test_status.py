@@ -9,8 +9,10 @@ import pytest
 
 from quire import cli
 from quire.cli.status import _text
-from quire.v1 import kvmanager_pb2, scheduler_pb2
+from quire.v1 import kvmanager_pb2, scheduler_pb2, types_pb2
 from tests.unit.cli.conftest import Gateway
+
+BF16_ON_DEVICE = types_pb2.BlockPool(tier=types_pb2.TIER_DEVICE, format=types_pb2.KV_FORMAT_BF16)
 
 
 def test_an_absent_service_is_named(gateway: tuple[Gateway, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,14 +27,14 @@ def test_an_absent_service_is_named(gateway: tuple[Gateway, str], capsys: pytest
     made.status.scheduler.SetInParent()
     status, report = said()
     assert (status, report["error"], report["running"]) == (1, "the kvmanager does not answer", True)
-    pool = kvmanager_pb2.PoolStatus(free_count=7)
+    pool = kvmanager_pb2.PoolStatus(free_count=7, pool=BF16_ON_DEVICE)
     made.status.scheduler.CopyFrom(scheduler_pb2.GetSchedulerStatusResponse(waiting_count=3))
     made.status.scheduler.kv.pools.append(pool)
     status, report = said()
     assert (status, report["error"], report["healthy"]) == (0, None, True)
     cli.main(["status", "--address", address])
     assert capsys.readouterr().out == (
-        "requests: 0 open; sequences: 0 running, 3 waiting\nkv blocks: 7 free, 0 cached, 0 in use\n"
+        "requests: 0 open; sequences: 0 running, 3 waiting\nkv blocks, device bf16: 7 free, 0 cached, 0 in use\n"
     )
 
 
@@ -47,12 +49,12 @@ def test_blocks_are_named_by_model_and_executor(
     busy.description.backend, busy.description.device, busy.description.dtype = "cpu", "cpu avx2, 2 threads", "q4_1"
     scheduler.executors.add(target="127.0.0.1:2", connected=True).description.executor_id = "b"
     scheduler.executors.add(target="127.0.0.1:3")  # never came: its service line says so
-    scheduler.kv.pools.add(executor_id="a", free_count=7)
+    scheduler.kv.pools.add(executor_id="a", free_count=7, pool=BF16_ON_DEVICE)
     cli.main(["status", "--address", address])
     assert capsys.readouterr().out.splitlines()[1:] == [
         "executor 127.0.0.1:1: m, cpu backend, cpu avx2, 2 threads, q4_1",
         "executor 127.0.0.1:2: no model",
-        "kv blocks of m on 127.0.0.1:1: 7 free, 0 cached, 0 in use",
+        "kv blocks of m on 127.0.0.1:1, device bf16: 7 free, 0 cached, 0 in use",
     ]
 
 
