@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from services.kvmanager.reservations import Restated
 
 
+MOST_TOKENS = 1 << 62
+
+
 class Refused(ValueError):
     """A malformed, repeated or late message: nothing changed."""
 
@@ -181,8 +184,10 @@ class Holding:
             for key in group.known_keys[len(group.keys) :]:
                 self.place.filling.setdefault(key, self)
 
-    def advance(self, computed: int, token_ids: Sequence[int]) -> list[Sealed]:
+    def advance(self, computed: int, token_ids: Sequence[int]) -> list[Sealed] | None:
         """Takes in computed length and new output tokens; returns the blocks that became full and keyed.
+
+        None where no block changed its state.
 
         After new output exactly the last token is still without KV: anything else is a repeated or lost message.
         """
@@ -198,7 +203,7 @@ class Holding:
                 raise Refused("negative token id")
             self.tokens.extend(token_ids)
         self.computed = computed
-        return self._settle() if computed >= self._next_change else []
+        return self._settle() if computed >= self._next_change else None
 
     def grow(self, counts: Sequence[int], copies: Sequence[CopyPlan | None]) -> list[list[Demotion]]:
         """Appends so many fresh blocks to each group, and what that takes of colder pools; the room is checked.
@@ -237,15 +242,14 @@ class Holding:
 
     def _regroup(self) -> None:
         """Brings what follows from the groups in line with them."""
-        self.slots = min(group.slots for group in self.groups)
-        next_change: float = math.inf
+        computed, slots, next_change = self.computed, MOST_TOKENS, MOST_TOKENS
         for group in self.groups:
             size = group.pool.spec.block_size
-            full, part = divmod(self.computed, size)
-            next_change = min(next_change, (full + 1) * size if part else self.computed + 1)
+            slots = min(slots, len(group.blocks) * size)
+            next_change = min(next_change, computed + size - computed % size if computed % size else computed + 1)
             if group.pending:
                 next_change = min(next_change, group.pending[0].length + 1)
-        self._next_change = int(next_change)
+        self.slots, self._next_change = slots, next_change
 
 
 @dataclass(slots=True, eq=False)

@@ -253,13 +253,20 @@ class KvManager:
     def progress(
         self, session: Session, sequence_id: int, computed: int, token_ids: Sequence[int]
     ) -> tuple[str, list[Sealed]]:
-        """Takes in a sequence's computed length and new output. Returns its executor and the blocks it sealed."""
-        absent = session.absent.get(sequence_id)
-        if absent is not None:
+        """Takes in a sequence's computed length and new output. Returns its executor and the blocks it sealed.
+
+        The executor is "" where no block changed its state, as for most of the tokens that are decoded.
+        """
+        holding = session.holdings.get(sequence_id)
+        if holding is None:
+            absent = session.absent.get(sequence_id)
+            if absent is None:
+                raise Refused("unknown sequence")
             absent.advance(computed, token_ids)
-            return absent.executor_id, []
-        holding = _held(session, sequence_id)
+            return "", []
         sealed = holding.advance(computed, token_ids)
+        if sealed is None:
+            return "", []
         self.waiting.advanced(holding)
         return holding.executor.spec.executor_id, sealed
 

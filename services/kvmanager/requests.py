@@ -37,10 +37,10 @@ def apply_request(manager: KvManager, session: Session, request: kvmanager_pb2.R
             )
         except Refused as problem:
             log_refusal("progress", session, progress.sequence_id, str(problem))
-        else:
+            continue
+        if executor_id:
             responses.add_sealed(session, executor_id, blocks)
-            executor = manager.executors.get(executor_id)
-            if executor is not None and executor.spec.policy.colder:
+            if manager.executors[executor_id].spec.policy.colder:
                 touched[executor_id] = None  # hot blocks come free as a sequence grows
 
     for extension in _extend(manager, session, request):
