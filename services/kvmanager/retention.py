@@ -42,7 +42,7 @@ def parse_quotas(text: str) -> Mapping[str, Quota]:
     quotas: dict[str, Quota] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, amount = part.rpartition("=")
-        if not equals or not name or name in quotas:
+        if not equals or name in quotas:
             raise ValueError(f"{part!r} is no quota such as tenant=25% or tenant=2GiB, each namespace once")
         quotas[name] = _share(amount[:-1]) if amount.endswith("%") else Quota(size=parse_size(amount))
     return quotas

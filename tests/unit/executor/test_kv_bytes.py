@@ -74,14 +74,15 @@ def test_blocks_on_the_way_to_4096_tokens() -> None:
 @settings(deadline=None)
 @given(policies, block_sizes, st.integers(1, 2600))
 def test_most_blocks_is_what_a_simulated_sequence_holds(policy: KvPolicy, block_size: int, length: int) -> None:
-    """Views before and after each change, with every copy that either reads."""
+    """Views before and after each change, with every copy that either reads, and those in between."""
     ages = range(len(policy.colder) + 1)
     most = [0] * len(ages)
     for now in {*range(0, length, PERIOD), *range(block_size, length, block_size), length - 1, length}:
-        views = {max(now - 1, 0), now}
         blocks = range(-(-min(now + 1, length) // block_size))
-        held = {(position, policy.age(position, block_size, view)) for position in blocks for view in views}
-        most = [max(most[age], sum(one == age for _, one in held)) for age in ages]
+        before = [policy.age(position, block_size, max(now - 1, 0)) for position in blocks]
+        after = [policy.age(position, block_size, now) for position in blocks]
+        held = [sum(old <= age <= new for old, new in zip(before, after, strict=True)) for age in ages]
+        most = list(map(max, most, held))
     assert most_blocks_by_age(policy, block_size, length) == tuple(most)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from huggingface_hub import constants
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from services.common.errors import QuireError, Reason
@@ -204,6 +204,7 @@ _FIELDS = [
 ]  # fmt: skip
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(st.dictionaries(st.sampled_from(_FIELDS), _JSON, max_size=3))
 def test_whatever_a_config_says_is_an_answer_or_a_named_error(fields: dict[str, Any]) -> None:
     try:

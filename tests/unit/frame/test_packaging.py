@@ -84,7 +84,10 @@ def test_every_import_is_a_declared_dependency() -> None:
     project = PROJECT["project"]
     extras = project["optional-dependencies"]
     declared = {"pydantic-core"}  # pydantic pins it and is declared
-    declared |= {Requirement(text).name for text in [*project["dependencies"], *extras["torch"], *extras["cuda"]]}
+    declared |= {
+        Requirement(text).name
+        for text in [*project["dependencies"], *extras["torch"], *extras["cuda"], *extras["plot"]]
+    }
     providers = packages_distributions()
     for package in ("quire", "services", "kernels"):
         for name in imports(ROOT / package) - set(sys.stdlib_module_names) - {"quire", "services", "kernels"}:
