@@ -182,7 +182,10 @@ class KvManager:
     def take_restated(self) -> list[Rebuilt]:
         """Restated sequences: what each sealed anew, or why it is lost. Each once."""
         restated, self._restated = self._restated, []
-        return restated
+        return [  # all of them hold their blocks by now: none can be given to another
+            one._replace(extension=self.extend(one.session, one.sequence_id, one.slots)) if one.slots else one
+            for one in restated
+        ]
 
     def end_session(self, session: Session, now: float) -> None:
         """A scheduler's stream ended: its lease begins to run out."""
@@ -357,8 +360,7 @@ class KvManager:
             executor.obey(session)
         except Refused as problem:
             return Rebuilt(session, restated.sequence_id, restated.executor_id, [], problem=str(problem))
-        asked = self.extend(session, restated.sequence_id, restated.slots) if restated.slots else None
-        return Rebuilt(session, restated.sequence_id, restated.executor_id, sealed, asked)
+        return Rebuilt(session, restated.sequence_id, restated.executor_id, sealed, restated.slots)
 
     def _free(self, holding: Holding) -> None:
         self._forget_where_unused(self._give_back(holding))

@@ -23,7 +23,8 @@ class Rebuilt(NamedTuple):
     sequence_id: int
     executor_id: str
     sealed: list[Sealed]
-    extension: ExtensionAnswer | None = None  # where one was asked for meanwhile
+    slots: int = 0  # asked for meanwhile; 0 for none
+    extension: ExtensionAnswer | None = None  # what came of that
     problem: str = ""
 
 

@@ -273,6 +273,20 @@ def test_an_executor_that_comes_later_has_its_sequences() -> None:
     assert made.verify() == []
 
 
+def test_nobody_grows_into_the_blocks_of_those_that_come_back_after_it() -> None:
+    made = KvManager(LEASE)
+    session = made.open_session("s", 0.0)
+    made.restate(session, restated(1, blocks=(3, 4, 5)))
+    made.restate(session, restated(2, computed=0, blocks=(0, 1, 2)))
+    assert made.extend(session, 1, 16) is None
+    made.register(executor(), [], 1)
+    first, second = made.take_restated()
+    assert second.problem == ""
+    assert first.extension is not None
+    assert [group.block_ids for group in first.extension.blocks] == [[6]]
+    assert made.verify() == []
+
+
 def test_an_extension_of_what_was_lost_is_not_answered() -> None:
     made = KvManager(LEASE)
     session = made.open_session("s", 0.0)

@@ -330,5 +330,6 @@ class World:
         if rebuilt.extension is not None:
             self._extended(rebuilt.extension)
         stay = self.stays.get(rebuilt.sequence_id)
+        assert not rebuilt.problem or "another epoch" in rebuilt.problem, rebuilt.problem
         if rebuilt.problem and stay is not None and not stay.leaving:
             self.end(rebuilt.sequence_id)
