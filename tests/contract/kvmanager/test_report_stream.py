@@ -82,7 +82,7 @@ async def scheduler_of_a_lost_executor(stub: Any) -> Scheduler:
     await scheduler.hello()
     await scheduler.reserve(1, range(8))
     await executor.lose()
-    while (await scheduler.reserve(2, range(8))).outcome != NO_EXECUTOR:
+    while (await scheduler.reserve(2, [9] * 8)).outcome != NO_EXECUTOR:
         await scheduler.ask(released_sequence_ids=[2])
     return scheduler
 
