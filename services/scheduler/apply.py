@@ -105,8 +105,6 @@ def _answer_chunks(state: State, executor: Executor, sequence: Sequence, steps: 
 
 def _report(state: State, executor: Executor, sequence: Sequence) -> None:
     """Notes for the kvmanager that further blocks are full."""
-    block_size = executor.block_size
-    sequence.next_report_length = (sequence.computed_length // block_size + 1) * block_size
     state.progress.append(
         kvmanager_pb2.SequenceProgress(
             sequence_id=sequence.sequence_id,
@@ -114,7 +112,7 @@ def _report(state: State, executor: Executor, sequence: Sequence) -> None:
             token_ids=sequence.token_ids[sequence.reported_length :],
         )
     )
-    sequence.reported_length = len(sequence.token_ids)
+    sequence.note_reported(executor.block_size)
 
 
 def _pass_scores(sequence: Sequence, scores: executor_pb2.SequenceLogprobs) -> None:

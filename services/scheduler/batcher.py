@@ -206,12 +206,10 @@ def _carry(executor: Executor, message: executor_pb2.StepPlan) -> None:
     for stay in executor.ended_ids:
         if executor.leaving[stay].plan == UNSENT:
             executor.leaving[stay].plan = executor.step
-    entered = {entry.sequence_id for entry in message.enter}
     for stay, blocks in executor.appends.items():
-        if stay not in entered:  # those came with all their blocks
-            message.append.append(executor_pb2.BlockAppend(sequence_id=stay, blocks=blocks))
+        message.append.append(executor_pb2.BlockAppend(sequence_id=stay, blocks=blocks))
     message.sealed.extend(executor.sealed)
     message.operations.extend(executor.operations)
-    message.demotions.extend(d for d in executor.demotions if d.sequence_id not in entered)
+    message.demotions.extend(executor.demotions)
     executor.ended_ids, executor.sealed, executor.operations, executor.demotions = [], [], [], []
     executor.appends = {}

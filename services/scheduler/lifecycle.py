@@ -43,9 +43,8 @@ def place(
     stay_record = sequence.stay = _stay(sequence, executor)
     stay_record.add(granted.blocks, granted.demotions)
     sequence.slots_held = sequence.slots_asked = count_slots(granted.blocks, executor)
-    sequence.reported_length = len(sequence.token_ids)
     sequence.computed_length = sequence.projected_length = granted.cached_tokens
-    sequence.next_report_length = (granted.cached_tokens // executor.block_size + 1) * executor.block_size
+    sequence.note_reported(executor.block_size)
     sequence.answered_at = now
     executor.running[stay] = executor.entering[stay] = executor.prefilling[stay] = sequence
     counters = executor.counters

@@ -252,8 +252,9 @@ def _take_extension(executors: dict[str, Executor], state: State, result: kvmana
         sequence.slots_asked = sequence.slots_held
         assert sequence.stay is not None
         sequence.stay.add(result.blocks, result.demotions)
-        executor.appends.setdefault(stay, []).extend(result.blocks)
-        executor.demotions += result.demotions
+        if stay not in executor.entering:  # else it enters with all that was granted
+            executor.appends.setdefault(stay, []).extend(result.blocks)
+            executor.demotions += result.demotions
         if sequence.granted_steps <= executor.grant_steps:
             executor.top_up_due = True
     elif result.outcome == NO_BLOCKS:

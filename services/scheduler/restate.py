@@ -63,7 +63,6 @@ def _ask_again(state: State) -> None:
         executor.operations = []  # the kvmanager sends again what it still wants
         executor.starved.clear()
         for sequence in executor.running.values():
-            sequence.reported_length = len(sequence.token_ids)
-            sequence.next_report_length = (sequence.computed_length // executor.block_size + 1) * executor.block_size
+            sequence.note_reported(executor.block_size)
             if sequence.slots_asked > sequence.slots_held:
                 state.extends.append(sequence)

@@ -111,6 +111,11 @@ class Sequence:
         """Whether known tokens are left that no granted step computes."""
         return self.projected_length < len(self.token_ids)
 
+    def note_reported(self, block_size: int) -> None:
+        """The kvmanager knows all tokens and the computed length; it hears again once a further block is full."""
+        self.reported_length = len(self.token_ids)
+        self.next_report_length = (self.computed_length // block_size + 1) * block_size
+
     def move(self, phase: Phase) -> None:
         assert phase in _MOVES[self.phase], f"{self.phase} to {phase}"
         self.phase = phase
