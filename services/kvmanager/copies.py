@@ -59,11 +59,3 @@ class CopyPlan:
             Demotion(*change, next(taken[change.age]), True) if block is None else Demotion(*change, block, False)
             for change, block in self._entries
         ]
-
-
-def changes_by_length(demotions: Iterable[Demotion]) -> dict[int, list[Demotion]]:
-    """The changes that take effect together, in order."""
-    by_length: dict[int, list[Demotion]] = {}
-    for demotion in demotions:
-        by_length.setdefault(demotion.length, []).append(demotion)
-    return by_length

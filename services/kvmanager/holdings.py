@@ -179,6 +179,9 @@ class Holding:
     _next_change: int = 0  # computed length at which a block changes its state
 
     def __post_init__(self) -> None:
+        """Enters the books of its session, its executor and its place."""
+        self.session.holdings[self.sequence_id] = self
+        self.executor.holdings.add(self)
         self._regroup()
         for group in self.groups:
             for key in group.known_keys[len(group.keys) :]:

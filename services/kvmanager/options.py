@@ -114,7 +114,7 @@ class Option:
                 self.match.cached_tokens,
                 match.blocks[-1] if match.blocks and len(match.blocks) - 1 not in match.demoted else None,
             )
-        holding = Holding(
+        return Holding(
             wanted.sequence_id,
             session,
             self.executor,
@@ -124,9 +124,6 @@ class Option:
             self.match.cached_tokens,
             tuple(groups),
         )
-        session.holdings[wanted.sequence_id] = holding
-        self.executor.holdings.add(holding)
-        return holding
 
     def _needs(self, slots: int) -> list[Need]:
         """Per pool: blocks beyond the found ones now, and the most that the sequence ever has at once."""
@@ -138,7 +135,7 @@ class Option:
             found = match.by_age(len(ages))
             first = spec.blocks_for(self.slots)
             most = max(first, min(spec.blocks_for(slots), in_the_end[0] + spec.blocks_for(AHEAD_TOKENS)))
-            needs.append(_need(ages[0], found[0], first - len(match.blocks), first if not policy.colder else most))
+            needs.append(_need(ages[0], found[0], first - len(match.blocks), most))
             for age in range(1, len(ages)):
                 held = found[age] + plan.found[age]
                 needs.append(_need(ages[age], held, plan.fresh[age], in_the_end[age]))

@@ -45,11 +45,7 @@ def rebuild(session: Session, executor: Executor, restated: Restated) -> list[Se
         table.check(claims)
     claims.take(restated.key_space.namespace)
     groups = tuple(table.hold() for table in tables)
-    holding = Holding(
-        restated.sequence_id, session, executor, place, restated.epoch, restated.tokens, restated.computed, groups
-    )
-    session.holdings[restated.sequence_id] = holding
-    executor.holdings.add(holding)
+    Holding(restated.sequence_id, session, executor, place, restated.epoch, restated.tokens, restated.computed, groups)
     sealed = claims.settle()
     for group in groups:
         full, part = divmod(restated.computed, group.pool.spec.block_size)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 
 from services.common.kv_policy import KvPolicy
-from services.kvmanager.copies import Demotion, changes_by_length
+from services.kvmanager.copies import Demotion
 from services.kvmanager.keys import KeySpace
 from services.kvmanager.placement import Outcome
 from services.kvmanager.pools import Pool
@@ -153,8 +155,9 @@ class Restated:
 
 
 def demoted(ages: Sequence[Pool], demotions: Iterable[Demotion]) -> list[Demoted]:
-    """Changes of one cache group's table, as schedulers and executors hear of them."""
+    """Changes of one cache group's table, by ascending length, as schedulers and executors hear of them."""
     group_id = ages[0].spec.group_id
+    by_length = itertools.groupby(demotions, key=attrgetter("length"))
     return [
         Demoted(
             group_id,
@@ -163,5 +166,5 @@ def demoted(ages: Sequence[Pool], demotions: Iterable[Demotion]) -> list[Demoted
             [ages[d.age].spec.first_block_id + d.block for d in together],
             [d.writes for d in together],
         )
-        for length, together in changes_by_length(demotions).items()
+        for length, together in ((length, list(group)) for length, group in by_length)
     ]
