@@ -115,9 +115,10 @@ class Ledger:
     @property
     def _waited(self) -> bool:
         """Whether tokens have waited long enough."""
-        if not self.report_seconds or not any(sequence.unreported.token_ids for sequence in self._changed.values()):
+        seconds = self._timings.compute_seconds + self._timings.host_seconds
+        if not self.report_seconds or seconds < self.report_seconds:
             return False
-        return self._timings.compute_seconds + self._timings.host_seconds >= self.report_seconds
+        return any(sequence.unreported.token_ids for sequence in self._changed.values())
 
     def _message(self, sequences: Iterable[Sequence]) -> Results:
         self._sent += 1
