@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from benchmarks.stack import stack
+from benchmarks.stack import add_stack_flags, stack
 from quire.cli.common import gateway_address
 from quire.client import Client
 
@@ -38,10 +38,7 @@ def first_token_ms(client: Client, prompt: Sequence[int]) -> tuple[float, int]:
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--backend")
-    parser.add_argument("--dtype")
-    parser.add_argument("--address", help="of a running gateway")
+    add_stack_flags(parser)
     parser.add_argument("--prompt", type=int, default=1024, help="tokens")
     parser.add_argument("--cached", type=float, default=0.9, help="share of the prompt that the other one shares")
     parser.add_argument("--rounds", type=int, default=10)

@@ -69,6 +69,14 @@ def stack(args: argparse.Namespace, environment: dict[str, str]) -> Iterator[Non
         subprocess.run([*command, "down"], env=environment, check=True)
 
 
+def add_stack_flags(parser: argparse.ArgumentParser) -> None:
+    """What `stack` takes."""
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--backend")
+    parser.add_argument("--dtype")
+    parser.add_argument("--address", help="of a running gateway that serves the same model")
+
+
 def engine_flags(args: argparse.Namespace) -> list[str]:
     flags = ["--model", args.model]
     for name in ("backend", "dtype"):
@@ -124,10 +132,7 @@ def table(points: dict[int, Point]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     top = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    top.add_argument("--model", default="smollm2")
-    top.add_argument("--backend")
-    top.add_argument("--dtype")
-    top.add_argument("--address", help="of a running gateway that serves the same model")
+    add_stack_flags(top)
     top.add_argument("--concurrency", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8, 32])
     top.add_argument("--prompt", type=int, default=128)
     top.add_argument("--output", type=int, default=64)

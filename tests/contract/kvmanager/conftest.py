@@ -119,6 +119,14 @@ async def stub(tmp_path: Path, registry: CollectorRegistry) -> AsyncIterator[Any
     await server.grpc.stop(1.0)
 
 
+@pytest.fixture
+async def scheduler(stub: Any, executor: Executor) -> Scheduler:
+    """Connected after the test's own executor."""
+    made = Scheduler(stub)
+    await made.hello()
+    return made
+
+
 async def status(stub: Any) -> kvmanager_pb2.GetKvStatusResponse:
     response = await stub.GetKvStatus(kvmanager_pb2.GetKvStatusRequest())
     assert list(response.violations) == []

@@ -32,13 +32,6 @@ async def executor(stub: Any) -> Executor:
     return made
 
 
-@pytest.fixture
-async def scheduler(stub: Any, executor: Executor) -> Scheduler:
-    made = Scheduler(stub)
-    await made.hello()
-    return made
-
-
 def progress(sequence_id: int, computed: int, token_ids: tuple[int, ...] = ()) -> kvmanager_pb2.SequenceProgress:
     return kvmanager_pb2.SequenceProgress(sequence_id=sequence_id, computed_length=computed, token_ids=token_ids)
 

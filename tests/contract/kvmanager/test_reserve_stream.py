@@ -38,13 +38,6 @@ async def executor(stub: Any) -> Executor:
     return made
 
 
-@pytest.fixture
-async def scheduler(stub: Any, executor: Executor) -> Scheduler:
-    made = Scheduler(stub)
-    await made.hello()
-    return made
-
-
 def space(response: kvmanager_pb2.ReserveResponse) -> list[tuple[str, int, int]]:
     return [(s.executor_id, s.available_block_count, s.total_block_count) for s in response.space]
 
