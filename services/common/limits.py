@@ -6,6 +6,7 @@ The gateway checks what clients write; scheduler and executor check their own wi
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from services.common.errors import invalid
 MAX_CHOICES = 64
 MAX_LOGPROBS = 20
 MAX_PRIORITY = 100
+MAX_TARGET_MS = 10**9
+
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 
 MESSAGE_TOKENS = 1 << 20
 """Token ids of prompts and outputs in one message between services, about 3 MB; the rest goes in the next."""

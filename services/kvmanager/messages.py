@@ -41,7 +41,10 @@ def read_reservation(message: kvmanager_pb2.Reservation) -> Reservation:
         KeySpace(message.model_fingerprint, message.namespace, message.kv_policy, message.adapter),
         array("i", message.token_ids[:]),
         message.lookahead_tokens,
-        [AllowedExecutor(e.executor_id, e.epoch, e.running_count, e.queued_tokens) for e in message.executors],
+        [
+            AllowedExecutor(e.executor_id, e.epoch, e.running_count, e.queued_tokens, e.expected_running_count)
+            for e in message.executors
+        ],
         message.skip_prefix_cache,
         Retention(message.cache_priority, message.pin_ms / 1000),
     )

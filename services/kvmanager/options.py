@@ -79,6 +79,7 @@ class Option:
             distance=self.place.pools[0].spec.distance,
             running_count=self.load.running_count,
             queued_tokens=self.load.queued_tokens,
+            expected_running_count=self.load.expected_running_count,
             prompt_tokens=len(wanted.tokens),
             cached_tokens=max(self.match.cached_tokens, filler.length if filler else 0),
             loadable_tokens=len(self.below) * self.place.pools[0].spec.block_size,

@@ -47,6 +47,7 @@ class Candidate:
     needs: tuple[Need, ...]  # per pool
     distance: int = 0  # from what computes to the blocks: 10 is local, 0 unknown
     loadable_tokens: int = 0  # beyond the cached ones, in lower tiers
+    expected_running_count: float = 0.0  # of the running ones, those beside it on average as it runs; 0 is all
 
     @property
     def fits_ever(self) -> bool:
@@ -67,7 +68,7 @@ class Candidate:
         computed = self.prompt_tokens - self.cached_tokens - self.loadable_tokens
         own = computed + self.loadable_tokens / LOAD_SHARE + RUNNING_TOKENS
         remote = max(self.distance, LOCAL_DISTANCE) / LOCAL_DISTANCE
-        return own * remote + self.queued_tokens + RUNNING_TOKENS * self.running_count
+        return own * remote + self.queued_tokens + RUNNING_TOKENS * (self.expected_running_count or self.running_count)
 
     @property
     def share_left(self) -> float:

@@ -52,6 +52,7 @@ class Reservation:
     sequence_id: int
     key_space: KeySpace
     tokens: array[int]
+    expected_running_count: float = 0.0  # of those, beside this one on average; 0 is all
     lookahead: int  # further token slots
     executors: Sequence[AllowedExecutor]
     skip_prefix_cache: bool = False
@@ -82,7 +83,7 @@ class Reservation:
         names = [executor.executor_id for executor in self.executors]
         if len(set(names)) != len(names):
             return "executors: named twice"
-        if any(executor.running_count < 0 or executor.queued_tokens < 0 for executor in self.executors):
+        if any(min(e.running_count, e.queued_tokens, e.expected_running_count) < 0 for e in self.executors):
             return "executors: negative load"
         return ""
 

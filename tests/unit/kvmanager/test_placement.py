@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from services.kvmanager.placement import RUNNING_TOKENS, Candidate, Need, Outcome, choose
 
 
@@ -78,3 +80,9 @@ def test_reasons_name_what_decided() -> None:
     ]
     assert choose([candidate("b", room=3, node=1)]).reasons == ["b node 1: needs 8 new blocks, 3 available"]
     assert choose([candidate("b", total=6)]).reasons == ["b node -1: needs 8 KV blocks, has 6"]
+
+
+def test_sequences_that_soon_end_weigh_less_than_those_that_stay() -> None:
+    busy = dataclasses.replace(candidate("a", running=8), expected_running_count=1.0)
+    assert chosen(busy, candidate("b", running=2)) == "a"
+    assert chosen(candidate("a", running=8), candidate("b", running=2)) == "b"
