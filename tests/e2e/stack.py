@@ -27,6 +27,7 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from quire.supervisor.layout import SUPERVISOR_PID
 
 READY_SECONDS = 60.0
@@ -50,6 +51,14 @@ def is_serving(target: str, service: str = "", seconds: float = 1.0) -> bool:
         except grpc.RpcError:
             return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def connected_executors(scheduler: str) -> int:
+    """How many executors a scheduler has a stream to."""
+    with grpc.insecure_channel(scheduler) as channel:
+        stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        status = stub.GetSchedulerStatus(scheduler_pb2.GetSchedulerStatusRequest(), timeout=10)
+    return sum(executor.connected for executor in status.executors)
 
 
 class Service:
@@ -132,6 +141,7 @@ class Stack:
             for service in self.services.values():
                 service.start()
             self.wait_ready()
+            self._wait_connected()
         except BaseException:
             self._end(show=True)
             raise
@@ -199,6 +209,14 @@ class Stack:
                     f"{name} is not ready after {seconds:g} s:\n{self.log(name)[-3000:]}"
                 )
                 time.sleep(0.05)
+
+    def _wait_connected(self, seconds: float = READY_SECONDS) -> None:
+        """Returns once the scheduler has every executor: it serves from the first one on, and spare ones come later."""
+        wanted = sum(service.role == "executor" for service in self.services.values())
+        deadline = time.monotonic() + seconds
+        while (found := connected_executors(self.target("scheduler"))) < wanted:
+            assert time.monotonic() < deadline, f"the scheduler has {found} of {wanted} executors after {seconds:g} s"
+            time.sleep(0.05)
 
     def _add(self, name: str, role: str, settings: Settings, *, health_service: str = "") -> Service:
         log = Path(self._folder.name) / f"{name}.log"
