@@ -5,7 +5,7 @@ The same requests, with the lengths of a trace, go to one running stack in two w
 - continuous: all at once; whoever ends makes room for the next;
 - static: in groups as large as the batch, each asking for as many tokens as its longest row, one group after the other.
 
-Only the tokens that were really wanted count. What the lengths and the engine's own step times predict stands beside it.
+Only the tokens that were really wanted count. Beside it stands what the lengths and the engine's step times predict.
 
     python -m benchmarks.batching --trace conversations.csv --rounds 3
     python -m benchmarks.batching --trace conversations.csv --max-prompt-tokens 16

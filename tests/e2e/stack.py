@@ -27,8 +27,8 @@ from typing import Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from quire.supervisor.layout import SUPERVISOR_PID
+from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 READY_SECONDS = 60.0
 HOST = "127.0.0.1"
