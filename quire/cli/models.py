@@ -58,6 +58,9 @@ def _table(models: list[types_pb2.ModelDescription]) -> str:
         return "no models"
     rows = [("NAME", "ARCHITECTURE", "PARAMETERS", "CONTEXT", "SOURCE")]
     for model in models:
+        if model.members:
+            rows.append((model.name, "alias", "", str(model.context_length), f"one of {', '.join(model.members)}"))
+            continue
         size = f"{model.parameter_count / 1e6:,.0f} M"
         rows.append((model.name, model.architecture, size, str(model.context_length), model.source))
     return align(rows)

@@ -53,8 +53,8 @@ class ModelCatalogue:
         """The model of that name; the only one where the name is empty. MODEL_NOT_FOUND, SCHEDULER_LOST."""
         if not self.known:
             raise QuireError(Reason.SCHEDULER_LOST, "no scheduler has answered yet")
-        if not name and len(self._models) == 1:
-            return next(iter(self._models.values()))
+        if not name and len(loaded := [model for model in self._models.values() if not model.members]) == 1:
+            return loaded[0]
         model = self._models.get(name)
         if model is None:
             names = ", ".join(self._models) or "none"

@@ -125,12 +125,14 @@ class OpenRequest:
         """Lets the reader look again."""
         self._changed.set()
 
-    def start(self, started: scheduler_pb2.RequestStarted) -> None:
-        """The prompt was placed; later starts (after a loss) change nothing."""
+    def start(self, started: scheduler_pb2.RequestStarted, model: types_pb2.ModelDescription | None = None) -> None:
+        """The prompt was placed, on `model` where that is known; later starts (after a loss) change nothing."""
         if self.started is None:
             self.started = started
             self._changed.set()
 
+            if model is not None:  # the one picked for an alias stays, also where the request is submitted again
+                self.model, self.template.model = model, model.name
     def accept_prompt_scores(self, start: int, scores: Sequence[Score]) -> None:
         """Scores of prompt tokens from index `start` (1 or more) on."""
         skipped = len(self.prompt_scores) + 1 - start

@@ -127,6 +127,7 @@ async def _tell(request: Request, error: Exception) -> Response:
     return error_response(from_exception(error, NAMES))
 
 
+        **({"members": list(model.members)} if model.members else {}),
 async def _tell_routing(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else "method_not_allowed"

@@ -9,9 +9,9 @@ import pytest
 from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.common.limits import MESSAGE_TOKENS
+from services.gateway.dispatch import unpack
 from services.gateway.outbox import Outbox
 from services.gateway.requests import OpenRequest, RequestTable, Score
-from services.gateway.scheduler_link import unpack
 
 EOS = 9
 SCORE = Score(-1.0, 1, ())
