@@ -43,6 +43,7 @@ class AllowedExecutor(NamedTuple):
     epoch: int
     running_count: int = 0
     queued_tokens: int = 0
+    expected_running_count: float = 0.0  # of those, beside this one on average; 0 is all
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,6 @@ class Reservation:
     sequence_id: int
     key_space: KeySpace
     tokens: array[int]
-    expected_running_count: float = 0.0  # of those, beside this one on average; 0 is all
     lookahead: int  # further token slots
     executors: Sequence[AllowedExecutor]
     skip_prefix_cache: bool = False

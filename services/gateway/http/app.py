@@ -120,6 +120,7 @@ def _model(model: ModelDescription) -> dict[str, Any]:
         "created": model.loaded_at,
         "owned_by": "quire",
         "max_model_len": model.context_length,
+        **({"members": list(model.members)} if model.members else {}),
     }
 
 
@@ -127,7 +128,6 @@ async def _tell(request: Request, error: Exception) -> Response:
     return error_response(from_exception(error, NAMES))
 
 
-        **({"members": list(model.members)} if model.members else {}),
 async def _tell_routing(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else "method_not_allowed"
