@@ -1,4 +1,4 @@
-"""`quire simulate`: its report, its picture, and how it says no."""
+"""`quire simulate --cache-only`: its report, its picture, and how it says no."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_what_cannot_be_read_or_drawn_is_one_line(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--trace", "x"], "required: --cache-only"),
+        ([], "says when requests come"),
         (["--cache-only", "--trace", "x", "--memory", "1GiB"], "--memory needs --model"),
         (["--cache-only", "--trace", "x", "--memory", "lots"], "no size such as"),
         (["--cache-only", "--trace", "x", "--blocks", "0"], "0 is not positive"),
