@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from services.kvmanager.audit import find_violations
 from services.kvmanager.events import EventLog, ExecutorEvents
 from services.kvmanager.executors import Executor, ExecutorSpec, InventoryBlock
+from services.kvmanager.forks import find_parent, fork
 from services.kvmanager.growth import grow
 from services.kvmanager.holdings import Holding, Refused, Sealed, Session
 from services.kvmanager.matching import PromptKeys
@@ -217,16 +218,17 @@ class KvManager:
             problem = "sequence_id: already reserved"
         if problem:
             return self._count(ReservationAnswer(wanted.sequence_id, Outcome.INVALID, [problem]))
+        if (parent := find_parent(session, wanted)) is not None:
+            forked = fork(session, wanted, parent, self._operation_ids)
+            self._make_room(parent.executor, parent.epoch)
+            return self._count(forked)
         return self._reserve(session, wanted, may_wait=True, may_load=True)
 
     def answer_due(self) -> list[Answer]:
         """Answers to reservations that need wait no longer; each once."""
-        answers = []
-        for parked in self.waiting.take_due():
-            answer = self._reserve(parked.session, parked.wanted, may_wait=True, may_load=parked.filler is not None)
-            if answer is not None:
-                answers.append((parked.session, answer))
-        return answers
+        due = self.waiting.take_due()
+        found = [(p.session, self._reserve(p.session, p.wanted, may_wait=True, may_load=bool(p.filler))) for p in due]
+        return [(session, answer) for session, answer in found if answer is not None]
 
     def answer_stale(self) -> list[Answer]:
         """Answers to reservations for whose prefix nothing was done since the last call."""

@@ -16,6 +16,7 @@ from services.kvmanager.moves import Move
 from services.kvmanager.pools import Pool, PoolSpec
 from services.kvmanager.reservations import (
     AllowedExecutor,
+    BlockCopy,
     Demoted,
     ExtensionAnswer,
     GroupBlocks,
@@ -47,6 +48,8 @@ def read_reservation(message: kvmanager_pb2.Reservation) -> Reservation:
         ],
         message.skip_prefix_cache,
         Retention(message.cache_priority, message.pin_ms / 1000),
+        message.parent_sequence_id,
+        message.parent_length,
     )
 
 
@@ -101,6 +104,7 @@ def write_reservation(answer: ReservationAnswer) -> kvmanager_pb2.ReservationRes
         cached_tokens=answer.cached_tokens,
         reasons=answer.reasons,
         demotions=_write_demotions(answer.sequence_id, answer.demotions),
+        copies=map(_write_copy, answer.copies),
     )
     if answer.cached_tokens:
         result.tier = types_pb2.Tier.ValueType(answer.tier)
@@ -178,6 +182,20 @@ def _write_demotions(sequence_id: int, demotions: Iterable[Demoted]) -> list[exe
         )
         for change in demotions
     ]
+
+
+def _write_copy(copy: BlockCopy) -> executor_pb2.BlockOperation:
+    spec = copy.pool.spec
+    return executor_pb2.BlockOperation(
+        operation_id=copy.operation_id,
+        kind=executor_pb2.BLOCK_OPERATION_KIND_COPY,
+        phase=executor_pb2.BLOCK_OPERATION_PHASE_BEFORE,
+        group_id=spec.group_id,
+        source_pool_id=spec.pool_id,
+        source_block_id=spec.first_block_id + copy.source,
+        destination_pool_id=spec.pool_id,
+        destination_block_id=spec.first_block_id + copy.destination,
+    )
 
 
 def _write_move(move: Move) -> executor_pb2.BlockOperation:

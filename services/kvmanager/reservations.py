@@ -36,6 +36,15 @@ class Demoted(NamedTuple):
     writes: list[bool]  # whether the executor writes the copy, from the block named before
 
 
+class BlockCopy(NamedTuple):
+    """A block whose content an executor copies to another of the same pool, before it computes."""
+
+    operation_id: int
+    pool: Pool
+    source: int
+    destination: int
+
+
 class AllowedExecutor(NamedTuple):
     """An executor that a sequence may go to, with its load as the scheduler knows it."""
 
@@ -57,6 +66,8 @@ class Reservation:
     executors: Sequence[AllowedExecutor]
     skip_prefix_cache: bool = False
     retention: Retention = NO_RETENTION  # of the prompt's blocks once nobody holds them
+    parent_sequence_id: int = 0  # whose KV it begins with; 0 for none
+    parent_length: int = 0  # leading tokens of that KV
 
     def problem(self) -> str:
         """What is malformed, field first; empty for nothing."""
@@ -102,6 +113,7 @@ class ReservationAnswer:
     blocks: Sequence[GroupBlocks] = ()
     cached_tokens: int = 0
     demotions: Sequence[Demoted] = ()
+    copies: Sequence[BlockCopy] = ()
 
 
 @dataclass(frozen=True, slots=True)
