@@ -119,11 +119,12 @@ class ModelledExecutor:
         self._is_computing = False
         tokens = sum(count for _, count in rows)
         self._count(len(rows), tokens, seconds)
+        sampled = sum(sequence.computed + count == sequence.known for sequence, count in rows)
         if ledger is self._ledger:  # else the step belongs to an epoch that is over
             for sequence, count in rows:
                 if self.sequences.get(sequence.sequence_id) is sequence:
                     self._advance(sequence, count)
-            ledger.step_taken(seconds, 0.0, tokens)
+            ledger.step_taken(seconds, 0.0, tokens, sampled)
             if (message := ledger.after_step()) is not None:
                 self.send(message)
         self._go_on()

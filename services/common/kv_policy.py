@@ -16,6 +16,8 @@ from typing import Literal, NamedTuple, get_args
 
 PERIOD = 128
 """Tokens between two changes of a view; block sizes divide it."""
+AHEAD_TOKENS = 2 * PERIOD
+"""Slots beyond those with KV that a sequence with formats by age gets at once: older blocks shrink as it grows."""
 OLDEST = 10**9
 """Tokens below which ages begin."""
 COLDER_FORMATS = ("fp8", "int8", "int4")
@@ -103,6 +105,11 @@ class KvPolicy:
         # Of this age or an older one. The first block is none of them.
         older = (max(0, min(blocks, (view - colder.after) // block_size) - 1) for colder in self.colder)
         return [more - fewer for more, fewer in itertools.pairwise([blocks, *older, 0])]
+
+    def most_counts(self, block_size: int, length: int) -> list[int]:
+        """Blocks of each age that suffice for a sequence on its way to `length` tokens."""
+        blocks, (hot, *colder) = -(-length // block_size), self.counts(block_size, length)
+        return [min(blocks, hot + -(-AHEAD_TOKENS // block_size)), *colder]
 
     def changes(self, block_size: int, after: int, through: int) -> Iterator[Change]:
         """Changes at lengths in (after, through], by ascending length; `age` holds from there on.

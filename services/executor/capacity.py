@@ -66,3 +66,18 @@ def _shape(demand: KvDemand, block_bytes: Sequence[int], counts: Sequence[int]) 
     colder = zip(demand.policy.colder, block_bytes[1:], counts[1:], strict=True)
     pools = tuple(ColderPool(age.format, size, count) for age, size, count in colder)
     return KvShape(demand.block_size, block_bytes[0], counts[0], pools)
+
+
+def served_context(shape: KvShape, policy: KvPolicy, context_length: int) -> int:
+    """The longest context that one sequence finds room for in these pools: its last token needs none."""
+    if not policy.colder:
+        return min(shape.block_count * shape.block_size + 1, context_length)
+    pools = (shape.block_count, *(pool.block_count for pool in shape.colder))
+    fitting = 0
+    for end in range(shape.block_size, context_length - 1 + shape.block_size, shape.block_size):
+        for length in (end - shape.block_size + 1, end):  # within a block, counts change there alone
+            counts = policy.most_counts(shape.block_size, length)
+            if any(count > most for count, most in zip(counts, pools, strict=True)):
+                return min(fitting + 1, context_length)
+            fitting = length if length == end else end - 1
+    return context_length

@@ -57,7 +57,7 @@ def describe_loaded(
                 source=model.source,
                 fingerprint=model.fingerprint,
                 tokenizer_fingerprint=model.tokenizer_fingerprint,
-                context_length=spec.context_length,
+                context_length=model.served_context,
                 vocab_size=spec.vocab_size,
                 eos_token_ids=spec.eos_token_ids,
                 bos_token_id=spec.bos_token_id,

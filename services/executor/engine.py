@@ -131,7 +131,7 @@ class Engine:
                 return describe_loaded(self.executor_id, self._limits, model, measured, kv_place(model.backend.device))
 
             if model.tiers is not None:
-                model.tiers.start(self._metrics.tiers, self.worker.move_ended)
+                model.tiers.start(self._metrics.tiers, self.worker.move_ended, self.worker.move_made)
             try:
                 description = await self.worker.call(install)
             except Exception as error:

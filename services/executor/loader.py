@@ -15,7 +15,7 @@ from services.common.kv_policy import KvPolicy
 from services.common.sizes import format_size, parse_size
 from services.executor.admission import ModelLimits
 from services.executor.backends.base import Backend, KvShape
-from services.executor.capacity import KvDemand, kv_shape
+from services.executor.capacity import KvDemand, kv_shape, served_context
 from services.executor.memory import measure
 from services.executor.settings import ExecutorSettings
 from services.executor.tiers.lower_tiers import LowerTiers, open_tiers
@@ -51,6 +51,11 @@ class LoadedModel:
             pool_starts=self.shape.pool_starts,
             pools=self.pools,
         )
+
+    @property
+    def served_context(self) -> int:
+        """Tokens of prompt and output that a request may have: no more than its keys and values find room for."""
+        return served_context(self.shape, self.policy, self.backend.spec.context_length)
 
     @property
     def pools(self) -> PoolMap:
@@ -140,6 +145,9 @@ def allocate(backend: Backend, settings: ExecutorSettings, mapped_bytes: int) ->
             f"kv_blocks: {demand.blocks} take {format_size(shape.byte_count)}, {format_size(available)} are free",
         )
     backend.allocate_kv(shape)
+    served = served_context(shape, policy, demand.context_length)
+    if served < demand.context_length:
+        log.warning("KV memory bounds the context", extra={"context": served, "of_the_model": demand.context_length})
     log.info(
         "KV allocated",
         extra={

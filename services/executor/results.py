@@ -1,8 +1,8 @@
 """What is sent when: unreported outcomes, packed messages, and messages kept until acknowledged.
 
 First tokens and ends leave at once, alone. Everything else waits until some sequence's remaining credit falls to the
-plan's report_credit or to 0 (a sequence without output then leaves alone), until the steps since the last message took
-the plan's report_seconds, or until nothing can be computed.
+plan's report_credit or to 0 (a sequence without output leaves alone, at 1 already), until the steps since all was told
+took the plan's report_seconds, or until nothing can be computed.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Ledger:
         self._due = False
         self._unanswered = False  # a plan came that no message answers yet
         self._timings = executor_pb2.StepTimings()
+        self._gathered_seconds = 0.0  # of steps since all was told
 
     def plan_taken(self, plan: executor_pb2.StepPlan) -> None:
         self.last_plan = plan.step
@@ -46,15 +47,22 @@ class Ledger:
         if plan.enter or plan.sequence_ids or plan.append or plan.ended_sequence_ids or plan.operations or plan.sealed:
             self._unanswered = True
 
-    def step_taken(self, compute_seconds: float, host_seconds: float, token_count: int) -> None:
+    def step_taken(self, compute_seconds: float, host_seconds: float, token_count: int, sampled_count: int) -> None:
         self.last_step += 1
         self._timings.step_count += 1
         self._timings.compute_seconds += compute_seconds
         self._timings.host_seconds += host_seconds
         self._timings.token_count += token_count
+        self._timings.sampled_count += sampled_count
+        self._gathered_seconds += compute_seconds + host_seconds
 
     def idled(self, seconds: float) -> None:
         self._timings.idle_seconds += seconds
+
+    def moved(self, byte_count: int, seconds: float) -> None:
+        """Notes a move of a block to or from a lower tier that ended."""
+        self._timings.moved_bytes += byte_count
+        self._timings.move_seconds += seconds
 
     def computed(self, sequence: Sequence) -> None:
         """Notes one step of a sequence, its credit already used and its token taken in."""
@@ -64,7 +72,8 @@ class Ledger:
             self._due = self._due or low
             return
         sequence.spoke = bool(sequence.unreported.token_ids)
-        if sequence.spoke or low:  # a prefill's progress must not flush what all others are still gathering
+        # A prefill's progress must not flush what all others are still gathering; its next chunk must come in time.
+        if sequence.spoke or low or sequence.credit.steps == 1:
             self._urgent[sequence.sequence_id] = sequence
 
     def ended(
@@ -115,8 +124,7 @@ class Ledger:
     @property
     def _waited(self) -> bool:
         """Whether tokens have waited long enough."""
-        seconds = self._timings.compute_seconds + self._timings.host_seconds
-        if not self.report_seconds or seconds < self.report_seconds:
+        if not self.report_seconds or self._gathered_seconds < self.report_seconds:
             return False
         return any(sequence.unreported.token_ids for sequence in self._changed.values())
 
@@ -144,7 +152,7 @@ class Ledger:
             sequence.unreported = Unreported()
         if len(told) == len(self._changed):
             self._changed.clear()
-            self._due = False
+            self._due, self._gathered_seconds = False, 0.0
         else:
             for sequence in told:
                 del self._changed[sequence.sequence_id]

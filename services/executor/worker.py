@@ -108,7 +108,7 @@ class StepLoop:
         self._move(self.core.moves_after())
         host_seconds = time.perf_counter() - started - compute_seconds
         tokens = len(step.inputs.token_ids)
-        self.core.ledger.step_taken(compute_seconds, host_seconds, tokens)
+        self.core.ledger.step_taken(compute_seconds, host_seconds, tokens, len(step.sampling))
         self._metrics.step(compute_seconds, host_seconds, tokens, len(step.sampling), len(self.core.sequences))
         self._send(self.core.ledger.after_step())
         return True
@@ -201,6 +201,10 @@ class Worker:
 
         self._commands.put(answer)
         return await asyncio.wrap_future(future)
+
+    def move_made(self, byte_count: int, seconds: float) -> None:
+        """Notes what a move between the device and a tier of this machine took. For any thread."""
+        self.tell(lambda steps: steps.core.ledger.moved(byte_count, seconds))
 
     def move_ended(self, move: Move, outcome: Outcome) -> None:
         """Takes the end of a move in, on the step thread. For any thread."""

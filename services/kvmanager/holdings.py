@@ -228,6 +228,12 @@ class Holding:
             self._filled(group.known_keys[len(group.keys) :])
             group.release()
 
+    def send_down(self) -> None:
+        """Begins to copy what it computed to a lower tier, where there is one: it was released, and comes back soon."""
+        if self.executor.uses_lower_tiers and not self.executor.has_ended(self.epoch):
+            for group in self.groups:
+                self.executor.moves.send_down(group.pool, group.blocks[: len(group.keys)], self.epoch)
+
     def _settle(self) -> list[Sealed]:
         sealed: list[Sealed] = []
         for group in self.groups:

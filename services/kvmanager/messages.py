@@ -50,6 +50,7 @@ def read_reservation(message: kvmanager_pb2.Reservation) -> Reservation:
         Retention(message.cache_priority, message.pin_ms / 1000),
         message.parent_sequence_id,
         message.parent_length,
+        message.most_tokens,
     )
 
 
@@ -142,6 +143,7 @@ def write_space(executor: Executor) -> kvmanager_pb2.ExecutorSpace:
         executor_id=executor.spec.executor_id,
         available_block_count=executor.available_count,
         total_block_count=executor.block_count,
+        coming_block_count=executor.moves.coming_count,
     )
 
 

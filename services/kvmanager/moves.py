@@ -64,6 +64,7 @@ class Moves:
         self._remote = remote
         self._under_way: dict[int, Move] = {}
         self._unsent: list[Move] = []
+        self._freed = False  # blocks came free
 
     def __iter__(self) -> Iterator[Move]:
         return iter(self._under_way.values())
@@ -116,12 +117,30 @@ class Moves:
             if remote is not None and key not in remote:
                 pool.acquire([block], 0, None)
                 self._begin(MoveKind.EXPORT, epoch, Spot(pool, block), None, key)
-            if _find(lower, key) is not None or (not lower and remote is not None and key in remote):
-                pool.discard(block)  # it is there already; one that is still being copied is held, and stays
-            elif lower and lower[0].blocks.available_count:
-                pool.acquire([block], 0, None)
-                destination = Spot(lower[0], lower[0].acquire((), 1, None)[0])
-                self._begin(MoveKind.OFFLOAD, epoch, Spot(pool, block), destination, key)
+            if not lower and remote is not None and key in remote:
+                pool.discard(block)
+            elif lower:
+                self._send_down(pool, lower, block, key, epoch)
+
+    def send_down(self, pool: Pool, blocks: Iterable[int], epoch: int) -> None:
+        """Begins to copy down all of these that have content and no holder: they make room, and are wanted back soon.
+
+        Does nothing where no lower tier belongs to the executor itself.
+        """
+        if lower := self._lower_of(pool):
+            for block in blocks:
+                if pool.blocks.is_idle(block) and (key := pool.index.key_of(block)) is not None:
+                    self._send_down(pool, lower, block, key, epoch)
+
+    @property
+    def coming_count(self) -> int:
+        """Device blocks that come free once what is under way has left them, unless others hold them by then."""
+        return sum(not move.kind.brings_up for move in self._under_way.values())
+
+    def take_freed(self) -> bool:
+        """Whether moves that ended left blocks free; each end counts once."""
+        freed, self._freed = self._freed, False
+        return freed
 
     def take_unsent(self) -> list[Move]:
         """What the executor is to be told; each once."""
@@ -141,6 +160,7 @@ class Moves:
                 self._fail(move)
             else:
                 self._arrive(move)
+            self._freed = self._freed or not move.kind.brings_up
         return over
 
     def abort(self, epoch: int) -> list[Move]:
@@ -156,6 +176,15 @@ class Moves:
         """Pools of lower tiers for a device pool's blocks, nearest first."""
         spec = pool.spec
         return [p for p in self._lower if (p.spec.group_id, p.spec.format) == (spec.group_id, spec.format)]
+
+    def _send_down(self, pool: Pool, lower: Sequence[Pool], block: int, key: bytes, epoch: int) -> None:
+        """Copies an idle block down, or drops it where it is there already; one that is being copied is not idle."""
+        if _find(lower, key) is not None:
+            pool.discard(block)
+        elif lower[0].blocks.available_count:
+            pool.acquire([block], 0, None)
+            destination = Spot(lower[0], lower[0].acquire((), 1, None)[0])
+            self._begin(MoveKind.OFFLOAD, epoch, Spot(pool, block), destination, key)
 
     def _begin(self, kind: MoveKind, epoch: int, source: Spot | None, destination: Spot | None, key: bytes) -> Move:
         move = Move(next(self._ids), kind, epoch, source, destination, key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from services.common.kv_policy import PERIOD
+from services.common.kv_policy import AHEAD_TOKENS
 from services.kvmanager.copies import CopyPlan
 from services.kvmanager.executors import Executor, Place
 from services.kvmanager.holdings import GroupHolding, Holding, Session
@@ -14,9 +14,6 @@ from services.kvmanager.moves import Move, Spot
 from services.kvmanager.placement import Candidate, Need, Outcome
 from services.kvmanager.pools import Pool
 from services.kvmanager.reservations import AllowedExecutor, GroupBlocks, Reservation, ReservationAnswer, demoted
-
-AHEAD_TOKENS = 2 * PERIOD
-"""Slots beyond the cached ones that a sequence with formats by age gets at first: older blocks shrink as it grows."""
 
 
 @dataclass(slots=True)
@@ -83,7 +80,7 @@ class Option:
             prompt_tokens=len(wanted.tokens),
             cached_tokens=max(self.match.cached_tokens, filler.length if filler else 0),
             loadable_tokens=len(self.below) * self.place.pools[0].spec.block_size,
-            needs=tuple(self._needs(len(wanted.tokens) + wanted.lookahead)),
+            needs=tuple(self._needs(max(len(wanted.tokens) + wanted.lookahead, wanted.most_tokens))),
         )
 
     def hold(self, session: Session, wanted: Reservation) -> Holding:
@@ -132,11 +129,10 @@ class Option:
         policy = self.executor.spec.policy
         for ages, match, plan in zip(self.place.groups, self.match.groups, self.copies, strict=True):
             spec = ages[0].spec
-            in_the_end = policy.counts(spec.block_size, slots)
+            in_the_end = policy.most_counts(spec.block_size, slots)
             found = match.by_age(len(ages))
             first = spec.blocks_for(self.slots)
-            most = max(first, min(spec.blocks_for(slots), in_the_end[0] + spec.blocks_for(AHEAD_TOKENS)))
-            needs.append(_need(ages[0], found[0], first - len(match.blocks), most))
+            needs.append(_need(ages[0], found[0], first - len(match.blocks), max(first, in_the_end[0])))
             for age in range(1, len(ages)):
                 held = found[age] + plan.found[age]
                 needs.append(_need(ages[age], held, plan.fresh[age], in_the_end[age]))

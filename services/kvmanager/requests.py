@@ -24,9 +24,12 @@ def apply_request(manager: KvManager, session: Session, request: kvmanager_pb2.R
     if request.all_held_stated:
         touched.update(dict.fromkeys(manager.all_restated(session)))
 
+    returning = {i: session.holdings.get(i) for i in request.returning_sequence_ids}
     for sequence_id in request.released_sequence_ids:
         try:
             touched[manager.release(session, sequence_id)] = None
+            if (released := returning.get(sequence_id)) is not None:
+                released.send_down()
         except Refused as problem:
             log_refusal("release", session, sequence_id, str(problem))
 

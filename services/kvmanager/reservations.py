@@ -68,6 +68,7 @@ class Reservation:
     retention: Retention = NO_RETENTION  # of the prompt's blocks once nobody holds them
     parent_sequence_id: int = 0  # whose KV it begins with; 0 for none
     parent_length: int = 0  # leading tokens of that KV
+    most_tokens: int = 0  # slots that it may come to need in all
 
     def problem(self) -> str:
         """What is malformed, field first; empty for nothing."""
@@ -81,6 +82,8 @@ class Reservation:
             return "token_ids: negative token id"
         if self.lookahead < 0:
             return f"lookahead_tokens: must not be negative, not {self.lookahead}"
+        if self.most_tokens < 0:
+            return f"most_tokens: must not be negative, not {self.most_tokens}"
         if self.key_space.adapter:
             return "adapter: not supported"
         try:

@@ -71,6 +71,9 @@ class Responses:
                 extra = {"sequence_id": rebuilt.sequence_id, "problem": rebuilt.problem}
                 log.warning("a restated sequence is lost", extra=extra)
         self.add_answers(manager.answer_due())
+        for executor_id, executor in manager.executors.items():
+            if executor.moves.take_freed() and executor.scheduler is not None:
+                self.touched(executor.scheduler)[executor_id] = None
         for session, executor, moves in manager.take_moves():
             self.to(session).operations.extend(messages.write_moves(executor, moves))
         for session, by_executor in self._sealed.items():

@@ -46,6 +46,7 @@ class LowerTiers:
         self.pools = pools
         self._backend, self._stores, self._remote, self._closing = backend, stores, remote, closing
         self._metrics: TierMetrics | None = None
+        self._on_made: Callable[[int, float], None] = lambda byte_count, seconds: None
         self._movers: dict[bool, Mover] = {}
 
     @property
@@ -59,9 +60,14 @@ class LowerTiers:
             for slot, key in self._stores[pool.pool_id].found().items():
                 yield pool.first + slot, key
 
-    def start(self, metrics: TierMetrics, on_ended: Callable[[Move, Outcome], None]) -> None:
-        """`on_ended` hears of each move once, on any thread."""
-        self._metrics = metrics
+    def start(
+        self,
+        metrics: TierMetrics,
+        on_ended: Callable[[Move, Outcome], None],
+        on_made: Callable[[int, float], None],
+    ) -> None:
+        """`on_ended` hears of each move once, `on_made` of the bytes and seconds of those made; on any thread."""
+        self._metrics, self._on_made = metrics, on_made
 
         def ended(move: Move, outcome: Outcome) -> None:
             metrics.ended(move.tier, move.kind, outcome.value)
@@ -96,8 +102,11 @@ class LowerTiers:
         except StoreError as error:
             log.debug("a KV block was not moved", extra={"kind": move.kind, "tier": move.tier, "why": str(error)})
             return error.outcome
+        seconds = time.perf_counter() - started
         if self._metrics is not None:
-            self._metrics.made(move.tier, move.kind, len(block), time.perf_counter() - started)
+            self._metrics.made(move.tier, move.kind, len(block), seconds)
+        if move.tier != REMOTE:
+            self._on_made(len(block), seconds)
         return Outcome.DONE
 
     def _read(self, move: Move) -> memoryview:

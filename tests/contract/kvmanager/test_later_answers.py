@@ -239,6 +239,8 @@ async def test_moves_go_to_the_scheduler_and_come_back_from_the_executor(stub: A
     ids = [operation.operation_id for operation in operations]
     assert len(set(ids)) == len(ids)
     await executor.ask(epoch=1, done_operation_ids=ids)
+    (space,) = (await scheduler.read()).space  # whoever waits for blocks hears of it
+    assert space.coming_block_count == 0
     disk = (await status(stub)).pools[1]
     assert (disk.cached_count, disk.leased_count) == (len(ids), 0)
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from kernels import _native
 from services.common.kv_policy import PERIOD, ColderAge, KvPolicy
+from services.executor.backends.base import ColderPool, KvShape
+from services.executor.capacity import served_context
 from services.executor.kv_bytes import KvDims, block_bytes, most_blocks_by_age, split_memory, token_bytes
 from tests.fixtures.models import make_rand_model
 from tests.native.packed_models import SETS, pack_model
@@ -113,3 +115,19 @@ def test_too_little_memory_is_refused() -> None:
         split_memory(8191, sizes, BY_AGE, 32, 500)
     with pytest.raises(ValueError, match="too few blocks"):
         split_memory(40 * 8192, sizes, BY_AGE, 32, 4096, least_hot=40)
+
+
+@given(policies, block_sizes, st.integers(1, 60), st.integers(1, 60), st.integers(2, 4000))
+def test_the_context_is_what_one_sequence_finds_room_for(
+    policy: KvPolicy, block_size: int, hot: int, colder: int, context: int
+) -> None:
+    pools = tuple(ColderPool(age.format, 1, colder) for age in policy.colder)
+    served = served_context(KvShape(block_size, 1, hot, pools), policy, context)
+    assert 2 <= served <= context
+
+    def fits(length: int) -> bool:
+        counts = policy.most_counts(block_size, length)
+        return all(count <= most for count, most in zip(counts, (hot, *(colder for _ in pools)), strict=True))
+
+    assert all(fits(length) for length in range(1, served))
+    assert served == context or not fits(served)

@@ -40,8 +40,13 @@ def tiers_of(settings, backend=None, fingerprint=MODEL):
         backend.kv[block] = block
     tiers = open_tiers(settings, backend, replace(model.shape, block_size=settings.block_size), fingerprint)
     ended: queue.Queue = queue.Queue()
+    made: list[tuple[int, float]] = []
     registry = CollectorRegistry()
-    tiers.start(TierMetrics(registry), lambda move, outcome: ended.put((move.operation_id, outcome)))
+    tiers.start(
+        TierMetrics(registry),
+        lambda move, outcome: ended.put((move.operation_id, outcome)),
+        lambda byte_count, seconds: made.append((byte_count, seconds)),
+    )
 
     def run(*moves) -> list[Outcome]:
         for move in moves:
@@ -49,7 +54,7 @@ def tiers_of(settings, backend=None, fingerprint=MODEL):
         found = dict(ended.get(timeout=20) for _ in moves)
         return [found[move.operation_id] for move in moves]
 
-    tiers.run, tiers.backend, tiers.registry = run, backend, registry
+    tiers.run, tiers.backend, tiers.registry, tiers.made = run, backend, registry, made
     try:
         yield tiers
     finally:
@@ -73,6 +78,9 @@ def test_each_format_goes_to_disk_and_comes_back(tmp_path):
             assert tiers.run(move(number + 10, "load", slot, source + 1)) == [Outcome.DONE]
             assert (tiers.backend.kv[source + 1] == before).all()
             assert tiers.run(move(number + 20, "load", slot, source + 1, OTHER_KEY)) == [Outcome.MISSING]
+        sizes = [pool.block_bytes for pool in lower for _ in range(2)]
+        assert [byte_count for byte_count, _ in tiers.made] == sizes  # what failed is not counted
+        assert all(seconds > 0 for _, seconds in tiers.made)
 
 
 def test_a_restart_finds_blocks_by_their_ids(tmp_path):
