@@ -38,6 +38,11 @@ _ACTIONS = {
     "unload": scheduler_pb2.MODEL_ACTION_UNLOAD,
     "reload": scheduler_pb2.MODEL_ACTION_RELOAD,
 }
+_EXECUTOR_ACTIONS = {
+    "add": scheduler_pb2.EXECUTOR_ACTION_ADD,
+    "drain": scheduler_pb2.EXECUTOR_ACTION_DRAIN,
+    "remove": scheduler_pb2.EXECUTOR_ACTION_REMOVE,
+}
 
 
 class ClientError(Exception):
@@ -173,6 +178,20 @@ class Client:
         """Loads, unloads or reloads a model; answers with the models after it. `source` as for `quire up --model`."""
         request = gateway_pb2.ChangeModelRequest(action=_ACTIONS[action], name=name, source=source)
         return list(self._call(self._admin.ChangeModel, request).models)
+
+    def executors(self) -> list[scheduler_pb2.ExecutorStatus]:
+        """The executors of the scheduler. ClientError where it cannot be reached."""
+        status = self.status()
+        if not status.HasField("scheduler"):
+            raise ClientError(grpc.StatusCode.UNAVAILABLE, "SCHEDULER_LOST", "the scheduler does not answer")
+        return list(status.scheduler.executors)
+
+    def change_executor(
+        self, action: Literal["add", "drain", "remove"], target: str
+    ) -> list[scheduler_pb2.ExecutorStatus]:
+        """Adds, drains or removes an executor by its address; answers with the executors after it."""
+        request = gateway_pb2.ChangeExecutorRequest(action=_EXECUTOR_ACTIONS[action], target=target)
+        return list(self._call(self._admin.ChangeExecutor, request).executors)
 
     def _call(self, method: Any, request: Any) -> Any:
         try:

@@ -50,7 +50,8 @@ class Child:
                 self._set("ended", pid=None)
                 self._fail(f"{self.spec.name}: {decision.why} ({self.state.last_exit})")
                 return
-            self._log.line(self.spec.name, f"died with {self.state.last_exit}; starting again in {decision.delay:g} s")
+            how = "ended in order" if status == 0 else f"died with {self.state.last_exit}"
+            self._log.line(self.spec.name, f"{how}; starting again in {decision.delay:g} s")
             self._set("waiting", pid=None)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), decision.delay)

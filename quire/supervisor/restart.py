@@ -53,7 +53,12 @@ class GiveUp:
 
 
 def decide(history: History, exit_status: int, policy: RestartPolicy) -> Restart | GiveUp:
-    """What follows a death. A service that once was healthy is started again for ever, ever more slowly."""
+    """What follows an end. A service that once was healthy is started again for ever, ever more slowly.
+
+    One that was asked to end, and drained, is not failing: that is how it is restarted in order.
+    """
+    if exit_status == 0 and history.ever_healthy:
+        return Restart(policy.first_delay)
     if exit_status == REFUSED_SETTINGS and not history.ever_healthy:
         return GiveUp("it refused its settings or model")
     if not history.ever_healthy and history.failures >= policy.start_attempts:

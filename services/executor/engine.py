@@ -28,7 +28,7 @@ log = logging.getLogger("quire.executor")
 STOP_SECONDS = 10.0
 IDLE_POLL_SECONDS = 0.02
 T = TypeVar("T")
-Outgoing = Results | types_pb2.ExecutorDescription | QuireError | None
+Outgoing = Results | types_pb2.ExecutorDescription | executor_pb2.RunDrain | QuireError | None
 
 
 class Session:
@@ -61,6 +61,7 @@ class Engine:
         self._opening = asyncio.Lock()
         self._changing = asyncio.Lock()
         self._moved = asyncio.Event()  # sequences or stream may have gone
+        self._ends_at: float | None = None  # seconds of the event loop: a drain has begun
         self._description = describe_empty(self.executor_id, limits)
         self.model: LoadedModel | None = None
         self.worker = Worker(StepCore(limits), self._on_event, metrics)
@@ -92,15 +93,22 @@ class Engine:
     def sequence_count(self) -> int:
         return len(self.worker.steps.core.sequences)
 
+    @property
+    def draining(self) -> bool:
+        """Whether this process is about to end."""
+        return self._ends_at is not None
+
     async def open(self, hello: executor_pb2.RunHello) -> Session:
         """A new epoch; the older stream ends with STALE_EPOCH. Results that its scheduler missed come first."""
         async with self._opening:
             opened = await self.worker.call(lambda steps: steps.open(hello))
             self._end_session(QuireError(Reason.STALE_EPOCH, f"epoch {opened.epoch} has begun"))
             session = Session(opened.epoch)
+            self._say_drain(session)
             for results in opened.unseen:
                 session.outgoing.put_nowait(results)
             self._session = session
+            self._moved.set()
             self._link.epoch_opened(opened.epoch, opened.closed_epochs)
             log.info("epoch opened", extra={"epoch": opened.epoch, "scheduler": hello.scheduler_id})
             return session
@@ -111,11 +119,19 @@ class Engine:
             self._session = None
             self._moved.set()
 
-    async def drained(self) -> None:
-        """Returns once no sequence is left, or no stream that could go on with it."""
+    async def drain(self, seconds: float) -> None:
+        """Has nothing more placed here; returns once no sequence is left, or no stream that could go on with it.
+
+        `seconds`: how long the process waits for that.
+        """
+        self._ends_at = asyncio.get_running_loop().time() + seconds
+        if self._session is not None:
+            self._say_drain(self._session)
         while self._session is not None and self.sequence_count:
             self._moved.clear()
             await self._moved.wait()
+        await self.worker.call(lambda steps: None)  # what the last step had to say has left the step thread by then
+        self._end_session(QuireError(Reason.DRAINING, "the executor has ended"))
 
     async def load(self, name: str, source: str) -> None:
         """Loads and warms a model up. Raises PRECONDITION where one is held or being loaded, MODEL_LOAD_FAILED."""
@@ -178,6 +194,11 @@ class Engine:
         if self._session is not None:
             self._session.outgoing.put_nowait(description)
         await self._on_ready(self.model is not None)
+
+    def _say_drain(self, session: Session) -> None:
+        if self._ends_at is not None:
+            remaining = max(0.0, self._ends_at - asyncio.get_running_loop().time())
+            session.outgoing.put_nowait(executor_pb2.RunDrain(remaining_seconds=remaining))
 
     def _end_session(self, error: QuireError) -> None:
         if self._session is not None:

@@ -50,7 +50,7 @@ async def serve(settings: ExecutorSettings, binding: Binding) -> int:
     await server.start()
     engine.start()
     watching = asyncio.create_task(watch(engine, settings.step_timeout_seconds, server))
-    running = asyncio.create_task(server.run_until_signal(engine.drained))
+    running = asyncio.create_task(server.run_until_signal(lambda: engine.drain(settings.drain_seconds)))
     try:
         if settings.model is not None and not await _load_at_start(engine, settings, running):
             return 2

@@ -42,6 +42,8 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                     raise outgoing
                 if isinstance(outgoing, types_pb2.ExecutorDescription):
                     yield executor_pb2.RunResponse(description=outgoing)
+                elif isinstance(outgoing, executor_pb2.RunDrain):
+                    yield executor_pb2.RunResponse(drain=outgoing)
                 else:
                     yield executor_pb2.RunResponse(results=outgoing)
         finally:

@@ -162,6 +162,20 @@ class Engine:
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, Reason.SCHEDULER_LOST) from error
 
+    async def change_executor(
+        self, action: scheduler_pb2.ExecutorAction.ValueType, target: str
+    ) -> list[scheduler_pb2.ExecutorStatus]:
+        """Adds, drains or removes an executor and answers with the executors after it."""
+        if action not in scheduler_pb2.ExecutorAction.values() or not action:
+            raise invalid("action", "must be add, drain or remove")
+        if not target:
+            raise invalid("target", "is required")
+        try:
+            request = scheduler_pb2.ManageExecutorRequest(action=action, target=target)
+            return list((await self._scheduler.ManageExecutor(request)).executors)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, Reason.SCHEDULER_LOST) from error
+
     async def drain(self) -> None:
         """Refuses new requests with DRAINING and returns when the running ones have ended."""
         self._draining = True

@@ -122,6 +122,12 @@ class AdminServicer(gateway_pb2_grpc.AdminServiceServicer):
         models = await self._engine.change_model(request.action, request.name, request.source)
         return gateway_pb2.ChangeModelResponse(models=models)
 
+    async def ChangeExecutor(
+        self, request: gateway_pb2.ChangeExecutorRequest, context: Context
+    ) -> gateway_pb2.ChangeExecutorResponse:
+        executors = await self._engine.change_executor(request.action, request.target)
+        return gateway_pb2.ChangeExecutorResponse(executors=executors)
+
 
 async def _end(handler: asyncio.Task[Any], context: Context) -> None:
     """Ends a handler that cannot write because its client does not read; the status waits behind what was written."""

@@ -8,6 +8,7 @@ from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.scheduler.lifecycle import finish, leave_ended, release_siblings
 from services.scheduler.sequence import Sequence
+from services.scheduler.slowness import note
 from services.scheduler.state import RATE_SECONDS, Executor, State
 
 MIN_GRANT_STEPS, MAX_GRANT_STEPS = 2, 32
@@ -28,6 +29,7 @@ def apply(state: State, executor: Executor, results: executor_pb2.StepResults, n
             Reason.PLAN_GAP, f"results message {results.sequence_number} after {executor.acknowledged_results}"
         )
     executor.acknowledged_results = results.sequence_number
+    note(executor, results, now)
     _apply_tokens(state, executor, results, now)
     for scores in results.logprobs:
         if (sequence := executor.running.get(scores.sequence_id)) is not None:

@@ -6,6 +6,7 @@ from quire.v1 import types_pb2
 from services.common.errors import QuireError, Reason
 from services.scheduler.lifecycle import fail_request, leave_lost, requeue
 from services.scheduler.requests import say_models
+from services.scheduler.slowness import SOUND, Pace
 from services.scheduler.state import UNLIMITED, Counters, Executor, Model, State
 
 
@@ -18,12 +19,31 @@ def executor_opened(
     executor.connected, executor.stream_failure = True, ""
     executor.step = executor.acknowledged_results = executor.report_credit = 0
     executor.step_seconds, executor.available_blocks = 0.0, None
+    executor.pace, executor.slowness = Pace(), SOUND
     _note_models(state, now)
     model = executor.model
     if model is not None:
         executor.counters = state.totals.setdefault((model.name, executor.index), Counters())
         known = state.models[model.name]
         known.window = max(known.window, 1)
+
+
+def executor_added(state: State, target: str) -> Executor:
+    """One more, not connected yet."""
+    executor = Executor(next(state.executor_numbers), target)
+    state.executors.append(executor)
+    return executor
+
+
+def executor_removed(state: State, executor: Executor, now: float) -> None:
+    """It belongs to nobody any more: what runs there goes on elsewhere."""
+    executor_lost(state, executor, now)
+    state.executors.remove(executor)
+
+
+def executor_ending(executor: Executor, seconds: float, now: float) -> None:
+    """Its process ends once it is empty, or after so many seconds: nothing is placed there any more."""
+    executor.ends_at = now + max(0.0, seconds)
 
 
 def executor_lost(state: State, executor: Executor, now: float) -> None:
@@ -67,6 +87,7 @@ def _lose_epoch(state: State, executor: Executor) -> None:
     executor.appends = {}
     executor.top_up_due = executor.small_top_up_due = executor.has_space = False
     executor.stall_check_at = None
+    executor.ends_at = None
 
 
 def _note_models(state: State, now: float) -> None:

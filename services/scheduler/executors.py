@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Callable
 
@@ -14,24 +16,34 @@ from services.scheduler.apply import apply
 from services.scheduler.link import Link
 from services.scheduler.state import Executor, State
 
+log = logging.getLogger("quire.scheduler")
+
 
 class ExecutorLink:
-    """One executor: its Run stream and its unary calls."""
+    """One executor: its Run stream and its unary calls. Owns the channel."""
 
     def __init__(
         self, state: State, executor: Executor, channel: grpc.aio.Channel, scheduler_id: str, kick: Callable[[], None]
     ) -> None:
         self.executor = executor
         self.stub: executor_pb2_grpc.ExecutorServiceAsyncStub = executor_pb2_grpc.ExecutorServiceStub(channel)
-        self._state, self._scheduler_id, self._kick = state, scheduler_id, kick
+        self._state, self._channel, self._scheduler_id, self._kick = state, channel, scheduler_id, kick
         name = f"executor {executor.target}"
         self._link: Link[executor_pb2.RunRequest, executor_pb2.RunResponse] = Link(
             name, self.stub.Run, self, Reason.EXECUTOR_LOST
         )
+        self._running: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
-        """Keeps the stream open; never returns."""
-        await self._link.run()
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Keeps a stream open until `stop`."""
+        self._running = group.create_task(self._link.run())
+
+    async def stop(self) -> None:
+        """Ends the stream for good, and the channel. The executor is not told lost: whoever stops it knows."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait({self._running})
+        await self._channel.close()
 
     def send(self, plan: executor_pb2.StepPlan) -> None:
         self._link.send(executor_pb2.RunRequest(plan=plan))
@@ -56,13 +68,15 @@ class ExecutorLink:
         kind = message.WhichOneof("message")
         if kind == "results":
             apply(self._state, self.executor, message.results, time.monotonic())
-            self._kick()
         elif kind == "description":
             # Another model, or none: what runs and what is under way belongs to the past. A new epoch says so to all.
             self.executor.stream_failure = "the executor's model changed"
-            self._kick()
+        elif kind == "drain":
+            epochs.executor_ending(self.executor, message.drain.remaining_seconds, time.monotonic())
+            log.info("executor drains", extra={"executor": self.executor.target, "running": len(self.executor.running)})
         else:
             raise QuireError(Reason.PROTOCOL, f"unexpected {kind} on Run")
+        self._kick()
 
     def lost(self, error: QuireError) -> None:
         if self.executor.connected:

@@ -21,12 +21,19 @@ class GatewayStreams:
     def __init__(self, state: State, kick: Callable[[], None]) -> None:
         self._state, self._kick = state, kick
         self._wakes: dict[Gateway, asyncio.Event] = {}
+        self._ended = False
 
     def wake(self) -> None:
         """Lets those streams write that have something to say, and those end that were replaced."""
         for gateway, wake in self._wakes.items():
             if gateway.has_output or not gateway.open:
                 wake.set()
+
+    def end(self) -> None:
+        """Ends all streams, once nothing runs any more: gateways look for the next scheduler."""
+        self._ended = True
+        for wake in self._wakes.values():
+            wake.set()
 
     async def serve(
         self,
@@ -45,14 +52,16 @@ class GatewayStreams:
         reading.add_done_callback(lambda _: wake.set())
         log.info("gateway connected", extra={"gateway": gateway.gateway_id})
         try:
-            while gateway.open and not reading.done():
+            while self._goes_on(gateway, reading):
                 if gateway.has_output:
                     await write(gateway.take_output())
                     if self._state.draining:
                         self._kick()  # the drain waits for this
                 wake.clear()
-                if not gateway.has_output and gateway.open and not reading.done():
+                if not gateway.has_output and self._goes_on(gateway, reading):
                     await wake.wait()
+            if self._ended:
+                raise QuireError(Reason.DRAINING, "the scheduler has ended")
             if not gateway.open:
                 raise QuireError(Reason.PRECONDITION, "a newer stream of this gateway took over")
             reading.result()
@@ -62,6 +71,9 @@ class GatewayStreams:
             requests.close_gateway(self._state, gateway)
             self._kick()
             log.info("gateway left", extra={"gateway": gateway.gateway_id})
+
+    def _goes_on(self, gateway: Gateway, reading: asyncio.Task[None]) -> bool:
+        return gateway.open and not reading.done() and not self._ended
 
     async def _read(
         self,

@@ -7,13 +7,16 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 
+import grpc
+
 from services.common.rpc import channel
+from services.scheduler import epochs
 from services.scheduler.alarms import next_alarm
 from services.scheduler.executors import ExecutorLink
 from services.scheduler.gateways import GatewayStreams
 from services.scheduler.kv_link import KvLink
 from services.scheduler.settings import SchedulerSettings
-from services.scheduler.state import Limits, State
+from services.scheduler.state import Executor, Limits, State
 from services.scheduler.turn import turn
 
 
@@ -24,14 +27,11 @@ class SchedulerLoop:
         """`on_ready` is told whenever readiness changes."""
         self.state = State(settings.executors, limits(settings))
         self._on_ready = on_ready
-        scheduler_id = f"scheduler-{uuid.uuid4().hex[:12]}"
-        self._channels = [channel(target, settings) for target in (settings.kvmanager, *settings.executors)]
-        kv_channel, *executor_channels = self._channels
-        self.kvmanager = KvLink(self.state, settings.kvmanager, kv_channel, scheduler_id, self.kick)
-        self.executors = [
-            ExecutorLink(self.state, executor, executor_channel, scheduler_id, self.kick)
-            for executor, executor_channel in zip(self.state.executors, executor_channels, strict=True)
-        ]
+        self._settings = settings
+        self._scheduler_id = f"scheduler-{uuid.uuid4().hex[:12]}"
+        self._kv_channel = channel(settings.kvmanager, settings)
+        self.kvmanager = KvLink(self.state, settings.kvmanager, self._kv_channel, self._scheduler_id, self.kick)
+        self.executors = {executor.index: self._link(executor) for executor in self.state.executors}
         self.gateways = GatewayStreams(self.state, self.kick)
         self._kicked = asyncio.Event()
         self._ready = False
@@ -39,6 +39,7 @@ class SchedulerLoop:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at: float | None = None
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
+        self._group: asyncio.TaskGroup | None = None  # what keeps the streams, while it runs
 
     def kick(self) -> None:
         """Something happened: take a turn soon. Several kicks make one turn."""
@@ -48,9 +49,10 @@ class SchedulerLoop:
         """Runs until cancelled. Raises whatever breaks the core: nothing may go on behind its back."""
         try:
             async with asyncio.TaskGroup() as group:
+                self._group = group
                 group.create_task(self.kvmanager.run())
-                for link in self.executors:
-                    group.create_task(link.run())
+                for link in self.executors.values():
+                    link.start(group)
                 group.create_task(self._tell_readiness())
                 while True:
                     await self._kicked.wait()
@@ -59,8 +61,30 @@ class SchedulerLoop:
         finally:
             if self._alarm is not None:
                 self._alarm.cancel()
-            for open_channel in self._channels:
-                await open_channel.close()
+            for link in self.executors.values():
+                await link.stop()
+            await self._kv_channel.close()
+
+    def open_channel(self, target: str) -> grpc.aio.Channel:
+        """To another executor, with this service's credentials."""
+        return channel(target, self._settings)
+
+    def add_executor(self, target: str) -> Executor:
+        """Connects one more executor. While the loop runs."""
+        assert self._group is not None
+        executor = epochs.executor_added(self.state, target)
+        link = self.executors[executor.index] = self._link(executor)
+        link.start(self._group)
+        return executor
+
+    async def remove_executor(self, executor: Executor) -> None:
+        """Ends an executor's stream for good; what runs there goes on elsewhere."""
+        await self.executors.pop(executor.index).stop()  # before the state forgets it: nothing comes from it after that
+        epochs.executor_removed(self.state, executor, time.monotonic())
+        self.kick()
+
+    def _link(self, executor: Executor) -> ExecutorLink:
+        return ExecutorLink(self.state, executor, self.open_channel(executor.target), self._scheduler_id, self.kick)
 
     async def until(self, holds: Callable[[], bool], seconds: float | None) -> bool:
         """Waits until a condition on the state holds; False where it does not within that time."""
@@ -85,14 +109,16 @@ class SchedulerLoop:
         await self.until(
             lambda: not state.request_ids and not any(gateway.has_output for gateway in state.gateways), None
         )
+        self.gateways.end()
 
     def _turn(self) -> None:
         outgoing = turn(self.state, time.monotonic())
         for executor, plan in outgoing.plans:
-            self.executors[executor.index].send(plan)
+            if (link := self.executors.get(executor.index)) is not None:  # else it is being removed
+                link.send(plan)
         for message in outgoing.reservations:
             self.kvmanager.send(message)
-        for link in self.executors:
+        for link in self.executors.values():
             link.drop_failed()
         self.gateways.wake()
         if self.state.ready != self._ready:

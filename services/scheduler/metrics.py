@@ -22,7 +22,8 @@ COUNTERS = {
 class SchedulerMetrics(Collector):
     """Runs in the metrics server's thread: reads counts only, each consistent in itself.
 
-    An engine is an executor, by its place in the settings. What waits has none yet and counts for a model's first.
+    An engine is an executor, by its number: as in the settings, then as they were added. What waits has none yet and
+    counts for a model's first.
     """
 
     def __init__(self, state: State) -> None:

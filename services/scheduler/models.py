@@ -14,6 +14,7 @@ from services.common.errors import QuireError, Reason, from_rpc_error, invalid
 from services.scheduler import epochs
 from services.scheduler.executors import ExecutorLink
 from services.scheduler.loop import SchedulerLoop
+from services.scheduler.state import Executor
 
 log = logging.getLogger("quire.scheduler")
 
@@ -48,7 +49,7 @@ class ModelManager:
 
     async def fetch_tokenizer(self, fingerprint: str) -> AsyncIterator[bytes]:
         """The bundle's bytes, from an executor that has it. NOT_FOUND where none does."""
-        for link in self._loop.executors:
+        for link in self._links:
             model = link.executor.model
             if link.executor.serves and model is not None and model.tokenizer_fingerprint == fingerprint:
                 wanted = executor_pb2.FetchTokenizerRequest(tokenizer_fingerprint=fingerprint)
@@ -60,12 +61,18 @@ class ModelManager:
                 return
         raise QuireError(Reason.NOT_FOUND, f"no executor has the tokenizer {fingerprint!r}")
 
+    @property
+    def _links(self) -> list[ExecutorLink]:
+        return list(self._loop.executors.values())
+
     async def _load(self, name: str, source: str) -> None:
         if not source:
             raise invalid("source", "must be set to load a model")
-        free = next((e for e in self._loop.executors if e.executor.connected and e.executor.model is None), None)
+        free = next((link for link in self._links if _is_free(link.executor)), None)
         if free is None:
-            raise QuireError(Reason.PRECONDITION, "every connected executor holds a model; unload one first")
+            raise QuireError(
+                Reason.PRECONDITION, "every connected executor holds a model; add an executor, or unload a model first"
+            )
         await self._load_on(free, name, source)
 
     async def _unload(self, name: str) -> None:
@@ -84,7 +91,7 @@ class ModelManager:
     def _holders(self, name: str) -> list[ExecutorLink]:
         holders = [
             link
-            for link in self._loop.executors
+            for link in self._links
             if link.executor.connected and link.executor.model is not None and link.executor.model.name == name
         ]
         if not holders:
@@ -123,3 +130,7 @@ class ModelManager:
 
         if not await self._loop.until(holds, SETTLE_SECONDS):
             raise QuireError(Reason.EXECUTOR_LOST, f"executor {executor.target} has not come back with its new model")
+
+
+def _is_free(executor: Executor) -> bool:
+    return executor.connected and executor.model is None and not executor.draining

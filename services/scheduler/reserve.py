@@ -13,6 +13,7 @@ from services.scheduler.lifecycle import count_slots, enqueue, fail_request, fin
 from services.scheduler.queue import order
 from services.scheduler.restate import lose
 from services.scheduler.sequence import Phase, Sequence
+from services.scheduler.slowness import stated_tokens
 from services.scheduler.state import UNLIMITED, Asked, Executor, Model, State
 
 GRANTED = kvmanager_pb2.RESERVATION_OUTCOME_GRANTED
@@ -100,7 +101,7 @@ def _admissions(state: State, now: float) -> list[kvmanager_pb2.Reservation]:
 
 def _candidates(serving: list[Executor]) -> list[Executor]:
     """Executors that take newcomers: none whose own sequences lack blocks, and all with the same weights."""
-    open_ones = sorted((e for e in serving if not e.starved), key=lambda e: len(e.running))
+    open_ones = sorted((e for e in serving if e.takes and not e.starved), key=lambda e: len(e.running))
     return [e for e in open_ones if e.model is not None and e.model.fingerprint == _fingerprint(open_ones[0])]
 
 
@@ -148,13 +149,18 @@ def _ask(state: State, model: Model, sequence: Sequence, allowed: list[Executor]
                 executor_id=e.executor_id,
                 epoch=e.epoch,
                 running_count=len(e.running),
-                queued_tokens=sum(len(s.token_ids) - s.projected_length for s in e.prefilling.values()),
+                queued_tokens=stated_tokens(e, queued_tokens(e), length),
             )
             for e in allowed
         ],
         kv_policy=allowed[0].description.kv_policy if allowed[0].description is not None else "",
         skip_prefix_cache=sequence.wants_prompt_scores,
     )
+
+
+def queued_tokens(executor: Executor) -> int:
+    """Known tokens that wait there to be computed."""
+    return sum(len(s.token_ids) - s.projected_length for s in executor.prefilling.values())
 
 
 def take(state: State, response: kvmanager_pb2.ReserveResponse, now: float) -> None:
@@ -202,7 +208,7 @@ def _take_reservation(state: State, result: kvmanager_pb2.ReservationResult, now
         if chosen is None:
             raise QuireError(Reason.PROTOCOL, f"executor {result.executor_id!r} was not among those allowed")
         executor, epoch = chosen
-        if sequence is not None and executor.serves and executor.epoch == epoch:
+        if sequence is not None and executor.takes and executor.epoch == epoch:
             place(state, sequence, executor, result, now)
             return
         state.releases.append(result.sequence_id)

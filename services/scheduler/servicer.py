@@ -9,6 +9,7 @@ import grpc
 
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler import status
+from services.scheduler.fleet import Fleet
 from services.scheduler.loop import SchedulerLoop
 from services.scheduler.models import ModelManager
 
@@ -19,6 +20,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __init__(self, loop: SchedulerLoop) -> None:
         self._loop = loop
         self._models = ModelManager(loop)
+        self._fleet = Fleet(loop)
 
     async def Serve(  # type: ignore[override]  # writes through the context: a cancelled call ends here and now
         self, request_iterator: AsyncIterator[scheduler_pb2.ServeRequest], context: Context
@@ -40,3 +42,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self, request: scheduler_pb2.ManageModelRequest, context: Context
     ) -> scheduler_pb2.ManageModelResponse:
         return scheduler_pb2.ManageModelResponse(models=await self._models.change(request))
+
+    async def ManageExecutor(
+        self, request: scheduler_pb2.ManageExecutorRequest, context: Context
+    ) -> scheduler_pb2.ManageExecutorResponse:
+        await self._fleet.change(request)
+        return scheduler_pb2.ManageExecutorResponse(executors=status.executors(self._loop))

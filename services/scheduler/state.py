@@ -11,6 +11,7 @@ from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
 from services.scheduler.heap import LazyHeap
 from services.scheduler.queue import WaitingQueue
 from services.scheduler.sequence import Request, Sequence
+from services.scheduler.slowness import SOUND, Pace, Slowness
 from services.scheduler.stays import Leaving
 
 TARGET_GROUP = 0  # the cache group of the model itself
@@ -47,12 +48,14 @@ class Counters:
 class Executor:
     """One executor, its sequences, and what its next plan shall carry."""
 
-    index: int
+    index: int  # counts executors as they came; never used again
     target: str
     description: types_pb2.ExecutorDescription | None = None
     epoch: int = 0
     connected: bool = False
     stream_failure: str = ""  # why the stream must be opened again; empty while it is sound
+    retired: bool = False  # somebody asked for it: nothing is placed here until it is added again
+    ends_at: float | None = None  # seconds: its process said that it ends by then
     counters: Counters = field(default_factory=Counters)
 
     # Streams: plans out, results in.
@@ -61,6 +64,8 @@ class Executor:
     report_credit: int = 0  # as last sent
     grant_steps: int = 2  # G
     step_seconds: float = 0.0  # measured, smoothed
+    pace: Pace = field(default_factory=Pace)
+    slowness: Slowness = SOUND
 
     # Sequences. Each is in `running`, and either in `prefilling` or in `decoding`.
     running: dict[int, Sequence] = field(default_factory=dict)
@@ -101,6 +106,15 @@ class Executor:
     @property
     def serves(self) -> bool:
         return self.connected and self.model is not None
+
+    @property
+    def draining(self) -> bool:
+        return self.retired or self.ends_at is not None
+
+    @property
+    def takes(self) -> bool:
+        """Whether sequences may be placed here."""
+        return self.serves and not self.draining
 
     @property
     def block_size(self) -> int:
@@ -171,6 +185,8 @@ class State:
     def __init__(self, targets: tuple[str, ...], limits: Limits, first_sequence_id: int = 1) -> None:
         self.limits = limits
         self.executors = [Executor(index, target) for index, target in enumerate(targets)]
+        self.executor_numbers: Iterator[int] = itertools.count(len(targets))
+        self.slowness_due_at = 0.0  # seconds: when to compare executors again
         self.models: dict[str, Model] = {}
         self.gateways: list[Gateway] = []
         self.request_ids: dict[str, Request] = {}
@@ -207,7 +223,7 @@ class State:
     @property
     def ready(self) -> bool:
         """Whether a new request can be answered now."""
-        return not self.draining and self.kv_connected and any(executor.serves for executor in self.executors)
+        return not self.draining and self.kv_connected and any(executor.takes for executor in self.executors)
 
     def serving(self, model: str) -> list[Executor]:
         """Executors that have the model."""

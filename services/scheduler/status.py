@@ -14,22 +14,12 @@ KV_STATUS_SECONDS = 2.0
 
 async def describe(loop: SchedulerLoop) -> scheduler_pb2.GetSchedulerStatusResponse:
     """What runs where. `kv` is absent while the kvmanager does not answer."""
-    state, now = loop.state, time.monotonic()
+    state = loop.state
     response = scheduler_pb2.GetSchedulerStatusResponse(
-        executors=[
-            scheduler_pb2.ExecutorStatus(
-                target=executor.target,
-                connected=executor.connected,
-                description=executor.description,
-                epoch=executor.epoch,
-                running_count=len(executor.running),
-                output_tokens_per_second=executor.output_rate(now),
-            )
-            for executor in state.executors
-        ],
+        executors=executors(loop),
         running_count=state.running_count,
         waiting_count=state.waiting_count,
-        preemption_count=sum(executor.counters.preemptions for executor in state.executors),
+        preemption_count=sum(counters.preemptions for counters in state.totals.values()),
         gateway_count=len(state.gateways),
     )
     if state.kv_connected:
@@ -39,3 +29,23 @@ async def describe(loop: SchedulerLoop) -> scheduler_pb2.GetSchedulerStatusRespo
         except grpc.RpcError:
             response.ClearField("kv")
     return response
+
+
+def executors(loop: SchedulerLoop) -> list[scheduler_pb2.ExecutorStatus]:
+    """All that are in use, in the order in which they came."""
+    now = time.monotonic()
+    return [
+        scheduler_pb2.ExecutorStatus(
+            target=executor.target,
+            connected=executor.connected,
+            description=executor.description,
+            epoch=executor.epoch,
+            running_count=len(executor.running),
+            output_tokens_per_second=executor.output_rate(now),
+            number=executor.index,
+            draining=executor.draining,
+            slowness=executor.slowness.factor,
+            slowness_reason=executor.slowness.reason,
+        )
+        for executor in loop.state.executors
+    ]

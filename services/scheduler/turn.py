@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from quire.v1 import executor_pb2, kvmanager_pb2
 from services.scheduler.alarms import ring
 from services.scheduler.batcher import plan, step_budget
+from services.scheduler.drain import drain
 from services.scheduler.preempt import preempt
 from services.scheduler.reserve import reserve
+from services.scheduler.slowness import compare
 from services.scheduler.state import Executor, State
 
 
@@ -23,12 +25,15 @@ class Outgoing:
 def turn(state: State, now: float) -> Outgoing:
     """Runs after every event. Pure but for the state; `now` in seconds of a monotonic clock."""
     ring(state, now)
+    compare(state, now)
     outgoing = Outgoing()
     for executor in state.executors:
         if not executor.serves or executor.stream_failure:
             continue
         if executor.starved:
             preempt(state, executor, now)
+        if executor.draining:
+            drain(state, executor, now)
         message = plan(state, executor, step_budget(state, executor), now)
         if message is not None:
             outgoing.plans.append((executor, message))

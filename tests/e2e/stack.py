@@ -173,6 +173,17 @@ class Stack:
         assert process is not None
         return process.pid
 
+    def join(self, source: Path | str | None) -> str:
+        """Starts one more executor, which no scheduler knows, and returns its name."""
+        name = f"executor-{1 + sum(service.role == 'executor' for service in self.services.values())}"
+        settings = self.services["executor"].settings | {"model": source, "model_name": self.model_name}
+        own = {key: value for key, value in settings.items() if key not in ("listen", "metrics_listen")}
+        if source is None:
+            del own["model"], own["model_name"]
+        self._add(name, "executor", own, health_service="" if source is not None else "liveness").start()
+        self.wait_ready(name)
+        return name
+
     def start(self, name: str) -> None:
         """Starts a service that ended. `wait_ready` waits for it."""
         self.services[name].start()

@@ -52,6 +52,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.stops: list[scheduler_pb2.StopAt] = []
         self.holds: list[scheduler_pb2.Hold] = []
         self.cancels: list[int] = []
+        self.executor_changes: list[scheduler_pb2.ManageExecutorRequest] = []
         self.bundles_served = 0
         self._heard = asyncio.Condition()
         self._context: Any = None
@@ -103,6 +104,14 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         if request.source == "none":
             raise QuireError(Reason.MODEL_LOAD_FAILED, "no such folder")
         return scheduler_pb2.ManageModelResponse(models=self.models)
+
+    async def ManageExecutor(  # type: ignore[override]
+        self, request: scheduler_pb2.ManageExecutorRequest, context: Any
+    ) -> scheduler_pb2.ManageExecutorResponse:
+        self.executor_changes.append(request)
+        if request.target.startswith("nowhere"):
+            raise QuireError(Reason.NOT_FOUND, "no such executor")
+        return scheduler_pb2.ManageExecutorResponse(executors=[scheduler_pb2.ExecutorStatus(target=request.target)])
 
     # What a test says and waits for.
 

@@ -60,6 +60,11 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServiceServicer):
     def break_stream(self, error: QuireError) -> None:
         self._outgoing.put_nowait(error)
 
+    def drain(self, seconds: float) -> None:
+        """Says that it ends by then, as a real one does upon a signal."""
+        drain = executor_pb2.RunDrain(remaining_seconds=seconds)
+        self._outgoing.put_nowait(executor_pb2.RunResponse(drain=drain))
+
     def set_model(self, description: types_pb2.ExecutorDescription) -> None:
         """Another model, or none: a new pool and a word on the stream, as a real executor gives it."""
         epoch = self.sim.epoch

@@ -10,7 +10,7 @@ from services.scheduler.alarms import next_alarm
 from services.scheduler.apply import apply
 from services.scheduler.reserve import take
 from services.scheduler.restate import restate
-from services.scheduler.state import Gateway, Limits, State
+from services.scheduler.state import Executor, Gateway, Limits, State
 from services.scheduler.turn import turn
 from tests.unit.scheduler.real_kv import RealKv
 from tests.unit.scheduler.sim_executor import SimExecutor, reference
@@ -63,7 +63,7 @@ class Harness:
 
     def open(self, index: int) -> None:
         """A new epoch of an executor: what was under way on its stream is gone."""
-        sim, executor = self.sims[index], self.state.executors[index]
+        sim, executor = self.sims[index], self.executor(index)
         self.plans[index].clear()
         self.results[index].clear()
         epoch = sim.reset()
@@ -74,15 +74,38 @@ class Harness:
     def lose(self, index: int) -> None:
         self.plans[index].clear()
         self.results[index].clear()
-        epochs.executor_lost(self.state, self.state.executors[index], self.now)
+        epochs.executor_lost(self.state, self.executor(index), self.now)
+
+    def executor(self, index: int) -> Executor:
+        """The scheduler's side of one that was not removed."""
+        return next(e for e in self.state.executors if e.index == index)
+
+    def join(self, description: types_pb2.ExecutorDescription) -> int:
+        """One more executor; returns its index."""
+        index = epochs.executor_added(self.state, f"t{len(self.sims)}").index
+        assert index == len(self.sims)
+        self.sims.append(SimExecutor(description))
+        self.plans.append(deque())
+        self.results.append(deque())
+        self.open(index)
+        self.turn()
+        return index
+
+    def remove(self, index: int) -> None:
+        """The scheduler forgets an executor, which is not told."""
+        self.plans[index].clear()
+        self.results[index].clear()
+        epochs.executor_removed(self.state, self.executor(index), self.now)
+        self.sims[index].reset()
+        self.turn()
 
     def restart_kv(self) -> None:
         """The kvmanager died and came back empty; the executors register again, what runs is stated again."""
         self._lose_kv()
         self.kv.restart()
-        for sim, executor in zip(self.sims, self.state.executors, strict=True):
+        for executor in self.state.executors:
             if executor.connected:
-                self.kv.register(sim)
+                self.kv.register(self.sims[executor.index])
         self._open_kv()
 
     def reconnect_kv(self) -> None:
@@ -128,7 +151,7 @@ class Harness:
         options: list[tuple[str, int]] = []
         options += [("plan", i) for i, queue in enumerate(self.plans) if queue]
         options += [("results", i) for i, queue in enumerate(self.results) if queue]
-        options += [("run", i) for i, e in enumerate(self.state.executors) if e.connected]
+        options += [("run", e.index) for e in self.state.executors if e.connected]
         options += [("move", i) for i, sim in enumerate(self.sims) if sim.operations]
         if self.to_kv:
             options.append(("to_kv", 0))
@@ -146,7 +169,7 @@ class Harness:
         if kind == "plan":
             self.sims[index].take(self.plans[index].popleft())
         elif kind == "results":
-            apply(self.state, self.state.executors[index], self.results[index].popleft(), self.now)
+            apply(self.state, self.executor(index), self.results[index].popleft(), self.now)
         elif kind == "run":
             message = self.sims[index].run()
             if message is not None:

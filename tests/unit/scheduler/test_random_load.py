@@ -33,12 +33,12 @@ def assert_idle(harness: Harness) -> None:
     assert not state.request_ids
     assert not harness.gateway.requests
     assert state.live_count == 0
-    for executor, sim in zip(state.executors, harness.sims, strict=True):
+    for executor in state.executors:
         assert not (executor.running)
         assert not (executor.leaving)
         assert not (executor.appends)
         assert executor.asked_count == 0
-        assert not sim.sequences
+        assert not harness.sims[executor.index].sequences
     harness.kv.assert_idle(harness.sims)
     for model in state.models.values():
         assert model.queue.peek(harness.now, 1e6) is None

@@ -41,3 +41,8 @@ def test_exits_in_words() -> None:
     assert describe_exit(3) == "exit status 3"
     assert describe_exit(-9) == "signal SIGKILL"
     assert describe_exit(-127) == "signal 127"
+
+
+def test_an_orderly_end_is_no_failure() -> None:
+    assert decide(deaths(1.0, 1.0, 1.0), 0, POLICY) == Restart(0.5)
+    assert isinstance(decide(deaths(None, None, None), 0, POLICY), GiveUp)
