@@ -129,22 +129,26 @@ class ModelledExecutor:
                 self.send(message)
         self._go_on()
 
-    def _advance(self, sequence: ModelledSequence, count: int) -> None:
+    def _advance(self, sequence: ModelledSequence, count: int) -> bool:
+        """Whether a token of output came."""
         sequence.computed += count
         self._filled += count
         sequence.credit.use()
         news = sequence.unreported
         news.steps += 1
-        if sequence.computed == sequence.known:
-            sequence.known += 1
-            if sequence.known == sequence.end:
-                last = END_TOKEN if sequence.reason == STOP else OUTPUT_TOKEN
-                news.token_ids.append(last)
-                self._remove(sequence)
-                self._ledger.ended(sequence, sequence.reason, last if sequence.reason == STOP else None, None)
-                return
+        if sequence.computed < sequence.known:
+            self._ledger.computed(sequence)
+            return False
+        sequence.known += 1
+        if sequence.known < sequence.end:
             news.token_ids.append(OUTPUT_TOKEN)
-        self._ledger.computed(sequence)
+            self._ledger.computed(sequence)
+        else:
+            last = END_TOKEN if sequence.reason == STOP else OUTPUT_TOKEN
+            news.token_ids.append(last)
+            self._remove(sequence)
+            self._ledger.ended(sequence, sequence.reason, last if sequence.reason == STOP else None, None)
+        return True
 
     def _take(self, plan: executor_pb2.StepPlan) -> None:
         check_plan(plan, self._ledger.epoch, self._ledger.last_plan)
