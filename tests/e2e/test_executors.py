@@ -59,12 +59,16 @@ async def through(stack: Stack, wanted: list[gateway_pb2.GenerationInput], distu
     return [stream.result() for stream in streams]
 
 
+def run(*arguments: str) -> str:
+    """What a command says."""
+    done = subprocess.run([sys.executable, "-m", "quire.cli", *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def quire(stack: Stack, *arguments: str) -> list[dict[str, Any]]:
     """`quire executors ... --json`."""
-    command = [sys.executable, "-m", "quire.cli", "executors", *arguments, "--address", stack.gateway, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    executors: list[dict[str, Any]] = json.loads(done.stdout)
+    executors: list[dict[str, Any]] = json.loads(run("executors", *arguments, "--address", stack.gateway, "--json"))
     return executors
 
 
@@ -93,7 +97,7 @@ async def test_an_executor_that_is_told_to_end_leaves_its_streams_to_others(mode
         assert await ids_of(stack.gateway, requests(6)) == calm
 
 
-async def test_executors_join_drain_and_leave_by_command(model: Path) -> None:
+async def test_executors_join_drain_and_leave_by_command(model: Path, tmp_path: Path) -> None:
     async with Stack(model, executor={"max_sequences": 4}) as stack:
         wanted = requests(12)
         calm = await ids_of(stack.gateway, wanted)
@@ -114,15 +118,9 @@ async def test_executors_join_drain_and_leave_by_command(model: Path) -> None:
         assert await ids_of(stack.gateway, wanted) == calm
         await all_blocks_back(stack.gateway)
 
-
-async def test_an_empty_executor_that_joins_serves_the_next_model(model: Path, tmp_path: Path) -> None:
-    other = make_rand_model(tmp_path / "other", seed=84)
-    async with Stack(model) as stack:
-        name = await asyncio.to_thread(stack.join, None)
-        quire(stack, "add", stack.target(name))
-        command = [sys.executable, "-m", "quire.cli", "models", "load", f"other={other}", "--address", stack.gateway]
-        loaded = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120)
-        assert loaded.returncode == 0, loaded.stderr
+        other = make_rand_model(tmp_path / "other", seed=84)
+        quire(stack, "add", stack.target(await asyncio.to_thread(stack.join, None)))
+        run("models", "load", f"other={other}", "--address", stack.gateway)
         assert len((await ids_of(stack.gateway, [greedy([1, 2], 4, model="other")]))[0]) == 4
 
 
