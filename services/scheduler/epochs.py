@@ -35,6 +35,11 @@ def executor_added(state: State, target: str) -> Executor:
     return executor
 
 
+def executor_used_again(state: State, executor: Executor) -> None:
+    """One that somebody had taken out takes sequences again."""
+    executor.retired = False
+
+
 def executor_removed(state: State, executor: Executor, now: float) -> None:
     """It belongs to nobody any more: what runs there goes on elsewhere."""
     executor_lost(state, executor, now)

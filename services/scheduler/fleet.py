@@ -9,6 +9,7 @@ import grpc
 
 from quire.v1 import executor_pb2, executor_pb2_grpc, scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason, from_rpc_error, invalid
+from services.scheduler import epochs
 from services.scheduler.loop import SchedulerLoop
 from services.scheduler.state import Executor
 
@@ -50,7 +51,7 @@ class Fleet:
         if known is not None and not known.retired:
             raise QuireError(Reason.ALREADY_EXISTS, f"target: executor {target} is in use already", field="target")
         if known is not None:
-            known.retired = False
+            epochs.executor_used_again(self._loop.state, known)
             return
         await self._check(target)
         executor = self._loop.add_executor(target)

@@ -79,7 +79,7 @@ def test_a_reservation_under_way_is_not_taken_to_a_draining_executor() -> None:
     harness.settle()
     assert harness.clients[1].outputs[0] == []
     assert not executor.running
-    executor.retired = False
+    epochs.executor_used_again(harness.state, executor)
     harness.turn()
     end(harness, range(1, 2))
 
@@ -190,7 +190,10 @@ def test_executors_come_and_go_under_load(seed: int) -> None:
             epochs.executor_ending(victim, rng.choice([0.0, 1.0, 60.0]), harness.now)
             harness.turn()
         elif event < 0.22:
-            victim.retired = not victim.retired
+            if victim.retired:
+                epochs.executor_used_again(harness.state, victim)
+            else:
+                victim.retired = True
             harness.turn()
         elif event < 0.28 and len(present) > 1:
             harness.remove(victim.index)
@@ -203,7 +206,7 @@ def test_executors_come_and_go_under_load(seed: int) -> None:
             harness.restart_kv()
             harness.turn()
     for executor in harness.state.executors:
-        executor.retired = False
+        epochs.executor_used_again(harness.state, executor)
     harness.join(one(len(harness.sims), blocks=40, max_sequences=5))
     harness.settle()
     for handle, client in harness.clients.items():
