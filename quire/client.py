@@ -31,7 +31,8 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 _SAMPLING = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 _STOP = frozenset(types_pb2.StopCriteria.DESCRIPTOR.fields_by_name)
-_INPUT = frozenset({"choice_count", "priority", "request_id", "keep_special_tokens"})
+_TARGETS = frozenset({"target_first_token_ms", "target_token_gap_ms"})
+_INPUT = frozenset({"choice_count", "priority", "request_id", "keep_special_tokens"}) | _TARGETS
 _LOGPROBS = {"logprobs": "output_count", "prompt_logprobs": "prompt_count"}
 _ACTIONS = {
     "load": scheduler_pb2.MODEL_ACTION_LOAD,
@@ -80,8 +81,13 @@ class Answer:
 class Client:
     """A connection to a gateway. Safe to share between threads."""
 
-    def __init__(self, target: str = DEFAULT_TARGET, *, credentials: grpc.ChannelCredentials | None = None) -> None:
-        """`target` is host:port, dns:///..., unix:PATH or xds:///...; without credentials the channel is plain."""
+    def __init__(
+        self, target: str = DEFAULT_TARGET, *, api_key: str = "", credentials: grpc.ChannelCredentials | None = None
+    ) -> None:
+        """`target` is host:port, dns:///..., unix:PATH or xds:///...; without credentials the channel is plain.
+
+        `api_key` goes with every call; a gateway without keys ignores it.
+        """
         options = [
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -90,6 +96,7 @@ class Client:
             self._channel = grpc.insecure_channel(target, options=options)
         else:
             self._channel = grpc.secure_channel(target, credentials, options=options)
+        self._metadata = bearer(api_key)
         self._inference = gateway_pb2_grpc.InferenceServiceStub(self._channel)
         self._admin = gateway_pb2_grpc.AdminServiceStub(self._channel)
 
@@ -109,7 +116,7 @@ class Client:
         """Generates and answers once. Options as of `generation_input`; `timeout` in seconds."""
         request = gateway_pb2.GenerateRequest(input=generation_input(prompt, model=model, **options))
         try:
-            response = self._inference.Generate(request, timeout=timeout)
+            response = self._inference.Generate(request, timeout=timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             raise _client_error(error) from error
         return Answer(
@@ -127,7 +134,7 @@ class Client:
     ) -> Generator[Piece, None, None]:
         """Generates and yields text as it comes. Closing the iterator ends the request."""
         request = gateway_pb2.GenerateStreamRequest(input=generation_input(prompt, model=model, **options))
-        call = self._inference.GenerateStream(request, timeout=timeout)
+        call = self._inference.GenerateStream(request, timeout=timeout, metadata=self._metadata)
         try:
             for message in call:
                 yield Piece(
@@ -195,9 +202,18 @@ class Client:
 
     def _call(self, method: Any, request: Any) -> Any:
         try:
-            return method(request)
+            return method(request, metadata=self._metadata)
         except grpc.RpcError as error:
             raise _client_error(error) from error
+
+
+def bearer(api_key: str) -> tuple[tuple[str, str], ...]:
+    """An API key as the metadata of a call. ValueError where it cannot be one."""
+    if not api_key:
+        return ()
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise ValueError("api_key: must be printable ASCII characters")
+    return (("authorization", f"Bearer {api_key}"),)
 
 
 def generation_input(prompt: Prompt, *, model: str = "", **options: Any) -> gateway_pb2.GenerationInput:
@@ -205,7 +221,8 @@ def generation_input(prompt: Prompt, *, model: str = "", **options: Any) -> gate
 
     Options: every field of SamplingParams (temperature, top_k, top_p, min_p, seed, ...) and of StopCriteria
     (max_tokens, min_tokens, stop, stop_token_ids, ignore_eos, include_stop), choice_count, priority, request_id,
-    keep_special_tokens, and `logprobs` and `prompt_logprobs` (alternatives per token).
+    keep_special_tokens, target_first_token_ms, target_token_gap_ms, and `logprobs` and
+    `prompt_logprobs` (alternatives per token).
     """
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - _SAMPLING - _STOP - _INPUT - _LOGPROBS.keys():

@@ -39,6 +39,8 @@ class Reason(enum.Enum):
 
     INVALID_FIELD = ErrorKind(grpc.StatusCode.INVALID_ARGUMENT, 400, False)
     CONTEXT_EXCEEDED = ErrorKind(grpc.StatusCode.INVALID_ARGUMENT, 400, False)
+    UNAUTHENTICATED = ErrorKind(grpc.StatusCode.UNAUTHENTICATED, 401, False)
+    PERMISSION_DENIED = ErrorKind(grpc.StatusCode.PERMISSION_DENIED, 403, False)
     UNSUPPORTED = ErrorKind(grpc.StatusCode.UNIMPLEMENTED, 400, False)
     MODEL_NOT_FOUND = ErrorKind(grpc.StatusCode.NOT_FOUND, 404, False)
     NOT_FOUND = ErrorKind(grpc.StatusCode.NOT_FOUND, 404, False)

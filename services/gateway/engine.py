@@ -19,6 +19,7 @@ from services.common.limits import check_ids
 from services.gateway import opening, validation
 from services.gateway.encoding import Encoder, Prompt
 from services.gateway.generation import Generation, Opened
+from services.gateway.identity import Caller
 from services.gateway.metrics import GatewayMetrics, RequestMeter
 from services.gateway.models import ModelCatalogue
 from services.gateway.requests import RequestTable
@@ -82,7 +83,7 @@ class Engine:
         request: gateway_pb2.GenerationInput,
         /,
         *,
-        tenant: str,
+        caller: Caller,
         deadline: float | None,
         on_cut: Callable[[], None] | None = None,
     ) -> Generation:
@@ -100,7 +101,7 @@ class Engine:
         async def begin() -> Opened:
             try:
                 async with asyncio.timeout_at(deadline_at):
-                    opened = await self._open(request, tenant, arrived_at, deadline_at)
+                    opened = await self._open(request, caller, arrived_at, deadline_at)
             except TimeoutError as error:
                 raise QuireError(Reason.DEADLINE, "the deadline passed before the request began") from error
             self._watch.add(generation)
@@ -194,25 +195,28 @@ class Engine:
         await self._channel.close()
 
     async def _open(
-        self, request: gateway_pb2.GenerationInput, tenant: str, arrived_at: float, deadline_at: float | None
+        self, request: gateway_pb2.GenerationInput, caller: Caller, arrived_at: float, deadline_at: float | None
     ) -> Opened:
         if self._draining:
             raise QuireError(Reason.DRAINING, "the gateway is shutting down")
         model = self.find_model(request.model)
         validation.validate(request, model, self.settings.max_prompt_bytes)
+        caller.check_priority(request.priority)
         request_id = request.request_id or f"gen-{uuid.uuid4().hex}"
-        handle = self._table.claim(request_id)
+        handle = self._table.claim(caller.tenant, request_id)
         try:
             loaded = await self._catalogue.tokenizer(model)
             prompt_ids = await opening.encode_prompt(request, model, loaded.tokenizer, self._encoder)
-            submit = opening.make_submit(request, model, prompt_ids)
-            submit.handle, submit.request_id, submit.tenant = handle, request_id, tenant
+            submit = opening.make_submit(request, caller, model, prompt_ids)
+            submit.handle, submit.request_id = handle, request_id
             if not submit.sampling.HasField("seed"):
                 submit.sampling.seed = self._draws.getrandbits(63)
             meter = RequestMeter(self._metrics, model.name, arrived_at)
-            opened = opening.open_request(submit, model, loaded, request.keep_special_tokens, meter, deadline_at)
+            opened = opening.open_request(
+                submit, model, loaded, request.keep_special_tokens, meter, arrived_at, deadline_at
+            )
         except BaseException:
-            self._table.release(request_id)
+            self._table.release(caller.tenant, request_id)
             raise
         self._table.add(opened.request)
         self._link.submit(opened.request)

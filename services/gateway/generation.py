@@ -185,7 +185,13 @@ class Generation(AsyncIterator[Event]):
         log.log(
             logging.WARNING if outcome == "error" else logging.DEBUG,
             "request ended",
-            extra={"request_id": request.request_id, "outcome": outcome, "tokens": output, "reason": str(error or "")},
+            extra={
+                "request_id": request.request_id,
+                "tenant": request.tenant,
+                "outcome": outcome,
+                "tokens": output,
+                "reason": str(error or ""),
+            },
         )
         self._opened.meter.finish(outcome, len(request.prompt_ids), output, asyncio.get_running_loop().time())
         request.wake()  # a reader that waits meets the error

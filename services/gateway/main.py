@@ -12,6 +12,8 @@ from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.common.rpc import Server
 from services.common.startup import begin
 from services.gateway.engine import Engine
+from services.gateway.identity import Identity
+from services.gateway.key_file import KeyFile
 from services.gateway.servicer import AdminServicer, InferenceServicer
 from services.gateway.settings import GatewaySettings
 
@@ -29,11 +31,12 @@ async def run(settings: GatewaySettings) -> None:
     """Serves gRPC and HTTP. Ready while the scheduler's stream is up and a model is there."""
     from services.gateway.http.server import serve_http
 
+    identity = open_identity(settings)
     registry = CollectorRegistry()
     engine = Engine(settings, registry)
-    server = make_server(engine, settings, registry)
+    server = make_server(engine, identity, settings, registry)
     await server.start()
-    http = await serve_http(engine, settings) if settings.http_listen else None
+    http = await serve_http(engine, identity, settings) if settings.http_listen else None
     readiness = Readiness(server)
     engine.start(readiness.tell)
     log.info("serving", extra={"grpc": settings.listen, "http": settings.http_listen})
@@ -47,12 +50,20 @@ async def run(settings: GatewaySettings) -> None:
             await http.stop()
 
 
-def make_server(engine: Engine, settings: GatewaySettings, registry: CollectorRegistry) -> Server:
+def open_identity(settings: GatewaySettings) -> Identity:
+    """Who is who, by the file of keys where there is one. SystemExit with a clear line where it cannot be read."""
+    try:
+        return Identity(None if settings.keys is None else KeyFile(settings.keys))
+    except ValueError as error:
+        raise SystemExit(f"keys: {error}") from error
+
+
+def make_server(engine: Engine, identity: Identity, settings: GatewaySettings, registry: CollectorRegistry) -> Server:
     """The gRPC server with both services."""
     services = gateway_pb2.DESCRIPTOR.services_by_name
     server = Server(settings, list(services.values()), registry)
-    gateway_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(engine), server.grpc)
-    gateway_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(engine), server.grpc)
+    gateway_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(engine, identity), server.grpc)
+    gateway_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(engine, identity), server.grpc)
     return server
 
 

@@ -10,6 +10,7 @@ from services.gateway.deltas import ChoiceText, DeltaMaker, end_ids
 from services.gateway.detokenizer import IncrementalDetokenizer
 from services.gateway.encoding import Encoder, Prompt
 from services.gateway.generation import Opened
+from services.gateway.identity import Caller
 from services.gateway.metrics import RequestMeter
 from services.gateway.models import LoadedTokenizer
 from services.gateway.requests import OpenRequest
@@ -35,9 +36,9 @@ async def encode_prompt(
 
 
 def make_submit(
-    request: gateway_pb2.GenerationInput, model: types_pb2.ModelDescription, prompt_ids: list[int]
+    request: gateway_pb2.GenerationInput, caller: Caller, model: types_pb2.ModelDescription, prompt_ids: list[int]
 ) -> scheduler_pb2.Submit:
-    """The request without handle, id, tenant and seed. CONTEXT_EXCEEDED where it is too long."""
+    """The request without handle, id and seed. CONTEXT_EXCEEDED where it is too long."""
     max_tokens = validation.resolve_max_tokens(len(prompt_ids), request.stop, model.context_length)
     check_ids("prompt", prompt_ids, model.vocab_size)
     validation.check_prompt_scores(len(prompt_ids), request.logprobs)
@@ -49,6 +50,10 @@ def make_submit(
         logprobs=request.logprobs,
         choice_count=request.choice_count or 1,
         priority=request.priority,
+        tenant=caller.tenant,
+        tenant_weight=caller.weight,
+        target_first_token_ms=request.target_first_token_ms,
+        target_token_gap_ms=request.target_token_gap_ms,
         speculation=request.speculation,
     )
     submit.stop.max_tokens = max_tokens
@@ -61,11 +66,12 @@ def open_request(
     loaded: LoadedTokenizer,
     keep_special: bool,
     meter: RequestMeter,
+    arrived_at: float,
     deadline_at: float | None,
 ) -> Opened:
     """The request with what makes text of its tokens."""
     ends = end_ids(model, submit.stop)
-    opened = OpenRequest(submit, model, ends, deadline_at, meter.tokens)
+    opened = OpenRequest(submit, model, ends, arrived_at, deadline_at, meter.tokens)
     makers = []
     for choice in opened.choices:
         detokenizer = IncrementalDetokenizer(loaded.tokenizer, opened.prompt_ids, not keep_special)

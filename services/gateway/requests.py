@@ -82,15 +82,17 @@ class OpenRequest:
         submit: scheduler_pb2.Submit,
         model: types_pb2.ModelDescription,
         end_ids: frozenset[int],
+        arrived_at: float,
         deadline_at: float | None,
         on_tokens: Callable[[int, int, float], None],
     ) -> None:
-        """`submit` lacks progress and remaining time; `deadline_at` and all times here are the event loop's clock.
+        """`submit` lacks progress, and its times count from `arrived_at`. All times here are the event loop's clock.
 
         `on_tokens(choice, count, now)` is told of new tokens as they arrive.
         """
-        self.template, self.model, self.end_ids, self.deadline_at = submit, model, end_ids, deadline_at
-        self.handle, self.request_id = submit.handle, submit.request_id
+        self.template, self.model, self.end_ids = submit, model, end_ids
+        self.arrived_at, self.deadline_at = arrived_at, deadline_at
+        self.handle, self.tenant, self.request_id = submit.handle, submit.tenant, submit.request_id
         self.prompt_ids: list[int] = list(submit.prompt_token_ids)
         self.choices = [OpenChoice(index) for index in range(submit.choice_count)]
         self.wants_scores = submit.logprobs.HasField("output_count")
@@ -129,10 +131,10 @@ class OpenRequest:
         """The prompt was placed, on `model` where that is known; later starts (after a loss) change nothing."""
         if self.started is None:
             self.started = started
-            self._changed.set()
-
             if model is not None:  # the one picked for an alias stays, also where the request is submitted again
                 self.model, self.template.model = model, model.name
+            self._changed.set()
+
     def accept_prompt_scores(self, start: int, scores: Sequence[Score]) -> None:
         """Scores of prompt tokens from index `start` (1 or more) on."""
         skipped = len(self.prompt_scores) + 1 - start
@@ -197,21 +199,25 @@ class OpenRequest:
         if self.deadline_at is not None:
             submit.deadline_ms = max(1, round((self.deadline_at - now) * 1000))
         if any(choice.output for choice in self.choices):
+            submit.target_first_token_ms = 0  # it came
             submit.progress.extend(
                 scheduler_pb2.ChoiceProgress(choice=c.index, token_ids=c.output, ended=c.end is not None)
                 for c in self.choices
             )
             if self.prompt_scored:
                 submit.logprobs.ClearField("prompt_count")
+        elif submit.target_first_token_ms:
+            waited = round((now - self.arrived_at) * 1000)
+            submit.target_first_token_ms = max(1, submit.target_first_token_ms - waited)
         return submit
 
 
 class RequestTable:
-    """The open requests of this gateway, by handle and by request id."""
+    """The open requests of this gateway, by handle and by request id. Ids of different tenants never meet."""
 
     def __init__(self) -> None:
         self._by_handle: dict[int, OpenRequest] = {}
-        self._ids: set[str] = set()
+        self._ids: set[tuple[str, str]] = set()  # tenant and request id
         self._handles = itertools.count(1)
         self._emptied = asyncio.Event()
         self._emptied.set()
@@ -222,17 +228,17 @@ class RequestTable:
     def __iter__(self) -> Iterator[OpenRequest]:
         return iter(list(self._by_handle.values()))
 
-    def claim(self, request_id: str) -> int:
-        """A new handle for a request id. ALREADY_EXISTS while a request with that id runs."""
-        if request_id in self._ids:
+    def claim(self, tenant: str, request_id: str) -> int:
+        """A new handle for a tenant's request id. ALREADY_EXISTS while a request of the tenant with that id runs."""
+        if (tenant, request_id) in self._ids:
             raise QuireError(Reason.ALREADY_EXISTS, f"request_id: {request_id} is running", field="request_id")
-        self._ids.add(request_id)
+        self._ids.add((tenant, request_id))
         self._emptied.clear()
         return next(self._handles)
 
-    def release(self, request_id: str) -> None:
+    def release(self, tenant: str, request_id: str) -> None:
         """Gives a claimed id back. Idempotent."""
-        self._ids.discard(request_id)
+        self._ids.discard((tenant, request_id))
         if not self._ids:
             self._emptied.set()
 
@@ -245,7 +251,7 @@ class RequestTable:
     def remove(self, request: OpenRequest) -> None:
         """Forgets a request and its id. Idempotent."""
         if self._by_handle.pop(request.handle, None) is not None:
-            self.release(request.request_id)
+            self.release(request.tenant, request.request_id)
 
     async def empty(self) -> None:
         """Returns once no request is open."""

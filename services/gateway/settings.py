@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from services.common.settings import ServiceSettings, check_listen, is_loopback
+from services.common.settings import NamedPath, ServiceSettings, check_listen, is_loopback
 
 
 class GatewaySettings(ServiceSettings):
@@ -16,6 +16,7 @@ class GatewaySettings(ServiceSettings):
     http_listen: str = Field("127.0.0.1:8000", description="host:port of the OpenAI HTTP API; empty serves none")
     metrics_listen: str = Field("127.0.0.1:9101", description="host:port of the Prometheus endpoint; empty serves none")
     scheduler: str = Field("127.0.0.1:50052", min_length=1, description="address of the scheduler")
+    keys: NamedPath | None = Field(None, description="TOML file of API keys and tenants; without it all are one tenant")
     max_prompt_bytes: int = Field(8 << 20, ge=1, le=32 << 20, description="largest prompt, in bytes of text")
     max_body_bytes: int = Field(16 << 20, ge=1, le=64 << 20, description="largest HTTP body")
     resume_seconds: float = Field(30.0, ge=0, description="how long requests wait for a lost scheduler")
@@ -24,7 +25,10 @@ class GatewaySettings(ServiceSettings):
     encode_threads: int = Field(2, ge=1, le=64, description="threads that tokenize")
 
     @model_validator(mode="after")
-    def _check_http(self) -> Self:
+    def _check_access(self) -> Self:
+        known = self.keys is not None or self.tls_ca is not None or self.trust_network
+        if not known and not is_loopback(self.listen):
+            raise ValueError(f"listen: {self.listen} is reachable by anybody; set keys, tls_ca or trust_network")
         address = self.http_listen
         if address:
             check_listen("http_listen", address)

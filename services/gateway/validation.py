@@ -6,7 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from quire.v1 import gateway_pb2, types_pb2
 from services.common.errors import QuireError, Reason, invalid
-from services.common.limits import MAX_CHOICES, MAX_PRIORITY, check_ids, check_integer, check_logprobs, check_sampling
+from services.common.limits import (
+    MAX_CHOICES,
+    MAX_PRIORITY,
+    MAX_TARGET_MS,
+    check_ids,
+    check_integer,
+    check_logprobs,
+    check_sampling,
+)
 
 MAX_PROMPT_SCORES = 1 << 19
 """Log probabilities of one prompt, alternatives included; about 16 MB on the wire."""
@@ -29,6 +37,8 @@ def validate(request: gateway_pb2.GenerationInput, model: types_pb2.ModelDescrip
     check_logprobs(request.logprobs)
     check_integer("choice_count", request.choice_count, 0, MAX_CHOICES)
     check_integer("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    check_integer("target_first_token_ms", request.target_first_token_ms, 0, MAX_TARGET_MS)
+    check_integer("target_token_gap_ms", request.target_token_gap_ms, 0, MAX_TARGET_MS)
     request_id = request.request_id
     if len(request_id) > MAX_REQUEST_ID or not (request_id.isascii() and (request_id.isprintable())):
         raise invalid("request_id", f"must be at most {MAX_REQUEST_ID} printable ASCII characters")

@@ -178,7 +178,7 @@ def end_choice(
 def forget_request(state: State, request: Request) -> None:
     """Drops a request whose choices all ended."""
     request.gateway.requests.pop(request.handle, None)
-    state.request_ids.pop(request.request_id, None)
+    state.request_ids.pop((request.tenant, request.request_id), None)
 
 
 def fail_request(state: State, request: Request, error: QuireError) -> None:

@@ -70,7 +70,7 @@ def _refuse(gateway: Gateway, handle: int, choices: range, error: QuireError) ->
 def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: float) -> None:
     if submit.handle in gateway.requests:
         raise QuireError(Reason.ALREADY_EXISTS, f"handle: {submit.handle} is in use on this stream")
-    if submit.request_id in state.request_ids:
+    if (submit.tenant, submit.request_id) in state.request_ids:
         raise QuireError(Reason.ALREADY_EXISTS, f"request_id: {submit.request_id} is running")
     model = state.models.get(submit.model)
     if model is None:
@@ -100,7 +100,7 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
     )
     _add_sequences(state, request, submit, model)
     gateway.requests[request.handle] = request
-    state.request_ids[request.request_id] = request
+    state.request_ids[request.tenant, request.request_id] = request
     for sequence in request.sequences:
         _settle(state, sequence, model)
     if request.ended:  # nothing was left to compute

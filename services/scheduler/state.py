@@ -189,7 +189,7 @@ class State:
         self.slowness_due_at = 0.0  # seconds: when to compare executors again
         self.models: dict[str, Model] = {}
         self.gateways: list[Gateway] = []
-        self.request_ids: dict[str, Request] = {}
+        self.request_ids: dict[tuple[str, str], Request] = {}  # by tenant and request id
         self.live_counts: Counter[str] = Counter()  # sequences that have not ended, by model
         self.totals: dict[tuple[str, int], Counters] = {}  # by model and executor index
         self.draining = False

@@ -14,6 +14,7 @@ import quire
 from quire.v1.gateway_pb2 import GenerationInput
 from quire.v1.types_pb2 import ModelDescription
 from services.common.errors import QuireError
+from services.gateway.http.access import Access
 from services.gateway.http.body import read_as
 from services.gateway.http.chat import ChatSurface
 from services.gateway.http.client_watch import ClientGone, ClientWatch
@@ -28,15 +29,17 @@ from services.gateway.http.ports import Engine, Generation, HttpSettings
 from services.gateway.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.gateway.http.streaming import EventStream, chunks
 from services.gateway.http.surface import Surface
+from services.gateway.http.timing import Timing, header_parameters, read_timing
 from services.gateway.http.to_input import NAMES, Job, chat_job, completion_job, tokenize_prompt
 from services.gateway.http.usage import render_usage
-from services.gateway.identity import TENANT
+from services.gateway.identity import Identity
 
 
-def create_app(engine: Engine, settings: HttpSettings) -> FastAPI:
+def create_app(engine: Engine, identity: Identity, settings: HttpSettings) -> FastAPI:
     """The ASGI application over an engine."""
     app = FastAPI(title="Quire", version=quire.__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(Edge)
+    app.add_middleware(Access, identity=identity)
+    app.add_middleware(Edge)  # outermost
     app.exception_handler(HttpError)(_tell)
     app.exception_handler(QuireError)(_tell)
     app.exception_handler(ClientGone)(_nobody_left)
@@ -60,15 +63,17 @@ def create_app(engine: Engine, settings: HttpSettings) -> FastAPI:
                 return JsonResponse(_model(one))
         raise HttpError(404, f"model: no model is named {name[:256]!r}", "model_not_found", "model")
 
-    @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest))
+    @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest) | {"parameters": header_parameters()})
     async def completions(request: Request) -> Response:
+        timing = read_timing(request.headers, asyncio.get_running_loop().time())
         job = await read_as(request, CompletionRequest, completion_job, limit)
-        return await _answer(engine, request, job, CompletionSurface(request.state.request_id, job))
+        return await _answer(engine, request, job, timing, CompletionSurface(request.state.request_id, job))
 
-    @app.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest))
+    @app.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest) | {"parameters": header_parameters()})
     async def chat_completions(request: Request) -> Response:
+        timing = read_timing(request.headers, asyncio.get_running_loop().time())
         job = await read_as(request, ChatRequest, chat_job, limit)
-        return await _answer(engine, request, job, ChatSurface(request.state.request_id, job))
+        return await _answer(engine, request, job, timing, ChatSurface(request.state.request_id, job))
 
     @app.post("/tokenize", openapi_extra=body_of(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
@@ -86,15 +91,17 @@ def create_app(engine: Engine, settings: HttpSettings) -> FastAPI:
     return app
 
 
-async def _answer(engine: Engine, request: Request, job: Job, surface: Surface) -> Response:
+async def _answer(engine: Engine, request: Request, job: Job, timing: Timing, surface: Surface) -> Response:
     """Runs a job; a client that goes ends it. What fails before the first event keeps its status."""
     watch = ClientWatch(request.receive)
     request_id = request.state.request_id
     for index, one in enumerate(job.inputs):
         one.request_id = request_id if len(job.inputs) == 1 else f"{request_id}-{index}"
+        one.target_first_token_ms, one.target_token_gap_ms = timing.first_token_ms, timing.token_gap_ms
 
     def generate(one: GenerationInput) -> Generation:
-        return engine.generate(one, tenant=TENANT, deadline=None, on_cut=watch.cut)
+        deadline = timing.left(asyncio.get_running_loop().time())
+        return engine.generate(one, caller=request.state.caller, deadline=deadline, on_cut=watch.cut)
 
     if job.default_budget:
         events = merge([generate_within_context(generate, one) for one in job.inputs])

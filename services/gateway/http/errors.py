@@ -24,6 +24,7 @@ _CODES = {
     Reason.INVALID_FIELD: "invalid_value",
     Reason.CONTEXT_EXCEEDED: "context_length_exceeded",
     Reason.UNSUPPORTED: "unsupported_parameter",
+    Reason.UNAUTHENTICATED: "invalid_api_key",
     Reason.QUEUE_FULL: "rate_limit_exceeded",
 }
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -44,7 +45,9 @@ class HttpError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Tells clients that repeat failed calls by themselves whether it makes sense."""
+        """Tells clients how to come in, and those that repeat failed calls by themselves whether it makes sense."""
+        if self.status == 401:
+            return {"www-authenticate": "Bearer"}
         if self.status not in (409, 429) and self.status < 500:
             return {}
         return {"x-should-retry": str(self.retryable).lower()} | ({"retry-after": "1"} if self.retryable else {})

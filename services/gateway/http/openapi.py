@@ -18,13 +18,16 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def describe(app: FastAPI, models: list[type[BaseModel]]) -> None:
-    """Makes `app.openapi` include the schemas of `models`."""
+    """Makes `app.openapi` include the schemas of `models`, and the API key that a gateway with keys asks for."""
     _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     without = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = without()
-        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        components = document.setdefault("components", {})
+        components.setdefault("schemas", {}).update(definitions["$defs"])
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}, {}]
         return document
 
     app.openapi = openapi  # type: ignore[method-assign] # FastAPI's documented way to extend it

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from quire.v1 import gateway_pb2, types_pb2
 from services.gateway.events import Event
+from services.gateway.identity import Caller
 
 
 class Generation(Protocol):
@@ -30,7 +31,7 @@ class Engine(Protocol):
         request: gateway_pb2.GenerationInput,
         /,
         *,
-        tenant: str,
+        caller: Caller,
         deadline: float | None,
         on_cut: Callable[[], None] | None = None,
     ) -> Generation: ...

@@ -94,7 +94,10 @@ class GenerationBody(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = Field(None, description="Default true.")
     prompt_logprobs: Int32 | None = Field(None, description="Alternatives per prompt token; not when streaming.")
-    priority: Int32 | None = Field(None, description="Larger is more urgent. Range [-100, 100].")
+    priority: Int32 | None = Field(
+        None,
+        description="Larger is more urgent (in vLLM, smaller is). Range [-100, 100], up to what the API key allows.",
+    )
 
     user: Ignored = None
     metadata: Ignored = None

@@ -14,6 +14,7 @@ from services.common.settings import split_address
 from services.gateway.http.app import create_app
 from services.gateway.http.ports import Engine, HttpSettings
 from services.gateway.http.protocol import BoundedHttpProtocol
+from services.gateway.identity import Identity
 
 log = logging.getLogger("quire.http")
 
@@ -41,12 +42,12 @@ class HttpServer:
         await self._task
 
 
-async def serve_http(engine: Engine, settings: HttpSettings) -> HttpServer:
+async def serve_http(engine: Engine, identity: Identity, settings: HttpSettings) -> HttpServer:
     """Serves on `http_listen`; connections are accepted at once. SystemExit where the address cannot be used."""
     listener = _bind(settings.http_listen)
     host, port = listener.getsockname()[:2]
     config = uvicorn.Config(
-        create_app(engine, settings),
+        create_app(engine, identity, settings),
         http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",

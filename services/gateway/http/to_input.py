@@ -41,6 +41,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "choice_count": "n",
         "request_id": "x-request-id",
         "keep_special_tokens": "skip_special_tokens",
+        "target_first_token_ms": "x-llm-d-slo-ttft-ms",
+        "target_token_gap_ms": "x-llm-d-slo-tpot-ms",
     }
 )
 """Where a field of the input comes from, unless the request says it in another way."""

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from quire.v1 import gateway_pb2_grpc
 from services.common.rpc import OPTIONS, Server
 from services.gateway.engine import Engine
-from services.gateway.main import Readiness, make_server
+from services.gateway.main import Readiness, make_server, open_identity
 from services.gateway.settings import GatewaySettings
 from tests.contract.gateway.fake_scheduler import FakeScheduler
 
@@ -40,7 +40,7 @@ async def running(folder: Path, scheduler: FakeScheduler, **settings: Any) -> As
     )
     registry = CollectorRegistry()
     engine = Engine(chosen, registry)
-    server = make_server(engine, chosen, registry)
+    server = make_server(engine, open_identity(chosen), chosen, registry)
     await server.start()
     readiness = Readiness(server)
     engine.start(readiness.tell)

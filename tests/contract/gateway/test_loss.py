@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, types_pb2
+from services.gateway.identity import EVERYONE
 from tests.contract.gateway.conftest import Stack, eventually, running
 from tests.contract.gateway.fake_scheduler import LENGTH, STOP, FakeScheduler
 from tests.contract.gateway.test_generate import asked, reason_of
@@ -123,6 +124,10 @@ async def fill(scheduler: FakeScheduler, submit: scheduler_pb2.Submit) -> int:
     return position
 
 
+async def count_tokens(call: AsyncIterator[gateway_pb2.GenerateStreamResponse]) -> int:
+    return sum([len(message.token_ids) async for message in call])
+
+
 async def test_slow_readers_are_held_then_cut(tmp_path: Path) -> None:
     """L4: unread tokens are bounded, a normal stream goes on, and the handler ends though nothing is ever read."""
     scheduler = FakeScheduler(f"unix:{tmp_path}/s.sock", context_length=1 << 20)
@@ -166,15 +171,11 @@ async def test_a_held_reader_that_comes_back_goes_on(tmp_path: Path) -> None:
         submit = await scheduler.heard(scheduler.submits)
         await scheduler.started(submit)
         position = await fill(scheduler, submit)
-        messages = aiter(call)
-        received = 0
-        while len(scheduler.holds) < 2:
-            received += len((await anext(messages)).token_ids)
-            await asyncio.sleep(0)
+        reading = asyncio.ensure_future(count_tokens(call))
+        await scheduler.heard(scheduler.holds, 2)
         assert [hold.held for hold in scheduler.holds] == [True, False]
         await scheduler.tokens(submit, b"end", position=position, end=LENGTH)
-        rest = [message async for message in messages]
-        assert received + sum(len(m.token_ids) for m in rest) == position + 3
+        assert await reading == position + 3
     await scheduler.stop()
 
 
@@ -185,7 +186,7 @@ async def test_a_reader_that_comes_back_within_the_grace_meets_its_error(tmp_pat
         await eventually(lambda: stack.engine.ready)
         cut: list[bool] = []
         generation = stack.engine.generate(
-            gateway_pb2.GenerationInput(text="a"), tenant="default", deadline=None, on_cut=lambda: cut.append(True)
+            gateway_pb2.GenerationInput(text="a"), caller=EVERYONE, deadline=None, on_cut=lambda: cut.append(True)
         )
         first = asyncio.ensure_future(anext(generation))
         submit = await scheduler.heard(scheduler.submits)

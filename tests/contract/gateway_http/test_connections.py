@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from services.gateway.http.server import HttpServer, serve_http
+from services.gateway.identity import Identity
 from tests.unit.gateway_http.fake_engine import FakeEngine, Settings
 
 
@@ -149,19 +150,19 @@ async def test_probes_are_answered_while_large_bodies_are_read(server: HttpServe
 
 async def test_a_taken_port_is_named(server: HttpServer) -> None:
     with pytest.raises(SystemExit, match=rf"http_listen: cannot serve on {server.address}: .*in use"):
-        await serve_http(FakeEngine(), Settings(http_listen=server.address))
+        await serve_http(FakeEngine(), Identity(None), Settings(http_listen=server.address))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "203.0.113.1:8000", ":"])
 async def test_an_impossible_address_is_named(address: str) -> None:
     with pytest.raises(SystemExit, match="http_listen: cannot serve on"):
-        await serve_http(FakeEngine(), Settings(http_listen=address))
+        await serve_http(FakeEngine(), Identity(None), Settings(http_listen=address))
 
 
 async def test_stop_lets_running_answers_end() -> None:
     """Drain: what runs may finish; new connections are refused."""
     engine = FakeEngine(pieces=["x"] * 9)
-    server = await serve_http(engine, Settings(drain_seconds=5))
+    server = await serve_http(engine, Identity(None), Settings(drain_seconds=5))
     reader, writer = await connect(server)
     gate = asyncio.Event()
     original = engine._choice
@@ -188,7 +189,7 @@ async def test_stop_lets_running_answers_end() -> None:
 async def test_stop_cuts_what_does_not_end() -> None:
     """A7: a stream that is cut has no clean end."""
     engine = FakeEngine(hang_after=2)
-    server = await serve_http(engine, Settings(drain_seconds=0))
+    server = await serve_http(engine, Identity(None), Settings(drain_seconds=0))
     reader, writer = await connect(server)
     writer.write(request({"prompt": "hi", "stream": True}))
     await asyncio.wait_for(engine.hung.wait(), 5)

@@ -21,7 +21,7 @@ def request(count: int = 1, deadline_at: float | None = None, **fields: Any) -> 
     submit = scheduler_pb2.Submit(handle=1, request_id="r", prompt_token_ids=[1, 2, 3], choice_count=count, **fields)
     submit.stop.max_tokens = 5
     model = types_pb2.ModelDescription(name="m")
-    return OpenRequest(submit, model, frozenset({EOS}), deadline_at, lambda choice, tokens, now: None)
+    return OpenRequest(submit, model, frozenset({EOS}), 0.0, deadline_at, lambda choice, tokens, now: None)
 
 
 def started(count: int = 1, **fields: Any) -> OpenRequest:
@@ -127,6 +127,16 @@ def test_submitted_again_with_what_is_there() -> None:
     assert one.to_submit(99.0).deadline_ms == 1  # 0 would mean none
 
 
+def test_a_target_for_the_first_token_shrinks_with_waiting_and_is_gone_once_it_came() -> None:
+    one = started(target_first_token_ms=400, target_token_gap_ms=30)
+    assert one.to_submit(0.1).target_first_token_ms == 300
+    assert one.to_submit(99.0).target_first_token_ms == 1  # 0 would mean none
+    one.accept_tokens(0, 0, [4], [], 0)
+    again = one.to_submit(0.2)
+    assert (again.target_first_token_ms, again.target_token_gap_ms) == (0, 30)
+    assert started().to_submit(99.0).target_first_token_ms == 0
+
+
 def test_settle_knows_ends_from_tokens() -> None:
     one = started(4)
     one.accept_tokens(0, 0, [4, EOS], [], 0)
@@ -144,15 +154,17 @@ def test_settle_knows_ends_from_tokens() -> None:
 
 async def test_table_refuses_running_ids() -> None:
     table = RequestTable()
-    first = table.claim("a")
+    first = table.claim("t", "a")
     with pytest.raises(QuireError) as caught:
-        table.claim("a")
+        table.claim("t", "a")
     assert caught.value.reason is Reason.ALREADY_EXISTS
-    assert table.claim("b") != first
-    table.release("a")
-    table.release("b")
+    assert table.claim("t", "b") != first
+    assert table.claim("u", "a") != first  # of another tenant
+    for tenant, request_id in (("t", "a"), ("t", "b"), ("u", "a")):
+        assert len(table) > 0
+        table.release(tenant, request_id)
     await table.empty()
-    assert table.claim("a") > first
+    assert table.claim("t", "a") > first
 
 
 def test_outbox_coalesces_and_keeps_order() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
@@ -19,6 +21,17 @@ def test_other_addresses_need_a_stated_trust(field: str) -> None:
     with pytest.raises(ValidationError, match=f"{field}: 0.0.0.0"):
         GatewaySettings.model_validate({field: "0.0.0.0:1"})
     assert GatewaySettings.model_validate({field: "0.0.0.0:1", "trust_network": True})
+
+
+def test_beyond_loopback_tls_alone_does_not_say_who_asks(tmp_path: Path) -> None:
+    certificate, key, authority = (tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem"))
+    for path in (certificate, key, authority):
+        path.touch()
+    given = {"listen": "0.0.0.0:1", "tls_cert": certificate, "tls_key": key}
+    with pytest.raises(ValidationError, match=r"listen: 0\.0\.0\.0:1 is reachable by anybody"):
+        GatewaySettings.model_validate(given)
+    for more in ({"keys": tmp_path / "keys.toml"}, {"tls_ca": authority}, {"trust_network": True}):
+        assert GatewaySettings.model_validate(given | more)
 
 
 @pytest.mark.parametrize(

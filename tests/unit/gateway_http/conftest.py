@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from services.gateway.http.app import create_app
+from services.gateway.identity import Identity
 from tests.unit.gateway_http.fake_engine import FakeEngine, Settings
 
 
@@ -17,6 +18,6 @@ def engine() -> FakeEngine:
 @pytest.fixture
 async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the application, without sockets."""
-    transport = httpx.ASGITransport(create_app(engine, Settings()))
+    transport = httpx.ASGITransport(create_app(engine, Identity(None), Settings()))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from quire.v1 import gateway_pb2, types_pb2
 from services.common.errors import QuireError, Reason, invalid
 from services.gateway.events import Delta, Event, Finished, PromptScores, ScoredToken, Started
+from services.gateway.identity import Caller
 from services.gateway.validation import resolve_max_tokens, validate
 
 MODEL = types_pb2.ModelDescription(
@@ -41,6 +42,8 @@ class FakeEngine:
     hang_after: int | None = None  # tokens per choice, then nothing more happens
     silent_end: bool = False  # end without finish reasons
     requests: list[gateway_pb2.GenerationInput] = field(default_factory=list)
+    callers: list[Caller] = field(default_factory=list)  # of each request
+    deadlines: list[float | None] = field(default_factory=list)  # of each request
     running: int = 0
     hung: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the last running request ended
@@ -53,19 +56,21 @@ class FakeEngine:
         request: gateway_pb2.GenerationInput,
         /,
         *,
-        tenant: str,
+        caller: Caller,
         deadline: float | None,
         on_cut: Callable[[], None] | None = None,
     ) -> AsyncIterator[Event]:
-        assert tenant == "default"
         if request.model not in ("", MODEL.name):
             raise QuireError(Reason.MODEL_NOT_FOUND, f"model: {request.model} is unknown", field="model")
         validate(request, MODEL, 1 << 20)
+        caller.check_priority(request.priority)
         prompt = self._prompt_ids(request)
         if not prompt:
             raise invalid("text", "is empty, and the model has no beginning token")
         budget = resolve_max_tokens(len(prompt), request.stop, MODEL.context_length)
         self.requests.append(request)
+        self.callers.append(caller)
+        self.deadlines.append(deadline)
         self.running += 1
         try:
             async with aclosing(self._events(request, prompt, budget)) as events:

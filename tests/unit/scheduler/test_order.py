@@ -67,7 +67,7 @@ def test_what_ended_is_not_held_for_ever() -> None:
     [first] = harness.state.models.values()
     assert len(first.queue) <= SWEEP_FROM + 1
     assert len(harness.state.deadlines) <= SWEEP_FROM + 1
-    assert first.queue.peek(0.0, 1e6) is harness.state.request_ids["r1"].lead
+    assert first.queue.peek(0.0, 1e6) is harness.state.request_ids["default", "r1"].lead
 
 
 def test_victim_is_held_or_least_urgent_or_newest_and_never_the_only_one() -> None:

@@ -1,0 +1,37 @@
+"""A file of keys for tests of both surfaces: two tenants, one of them with a second key that may do everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.gateway.identity import digest_of
+
+ACME, BLUE, OPERATOR = "qk-acme-" + "a" * 35, "qk-blue-" + "b" * 35, "qk-oper-" + "c" * 35
+
+# S3: none of them opens anything.
+WRONG = [
+    None,
+    "",
+    ACME,
+    f"Basic {ACME}",
+    "Bearer",
+    "Bearer ",
+    f"Bearer {ACME[:-1]}x",
+    f"Bearer {ACME[:-1]}",
+    f"Bearer {ACME}x",
+    f"Bearer {ACME} {ACME}",
+    f"Bearer {digest_of(ACME).hex()}",
+    "Bearer " + "x" * 4000,
+]
+
+
+def write_keys(folder: Path) -> Path:
+    path = folder / "keys.toml"
+    entries = [("acme", ACME, ""), ("blue", BLUE, ""), ("acme", OPERATOR, "admin = true\n")]
+    path.write_text(
+        "".join(
+            f'[[keys]]\ntenant = "{tenant}"\nsha256 = "{digest_of(key).hex()}"\n{more}' for tenant, key, more in entries
+        )
+        + "[tenants.acme]\nweight = 2.5\nmax_priority = 7\n"
+    )
+    return path

@@ -1,0 +1,112 @@
+"""Who may call what over HTTP: OpenAI's client meets the exceptions that its users expect."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from services.gateway.http.server import HttpServer, serve_http
+from services.gateway.identity import Identity
+from services.gateway.key_file import KeyFile
+from tests.contract.gateway.keys import ACME, BLUE, WRONG, write_keys
+from tests.unit.gateway_http.fake_engine import FakeEngine, Settings
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+CALLS = [
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/test/model"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/nothing/here"),
+]
+
+
+@pytest.fixture
+async def locked(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[HttpServer]:
+    """A server with keys."""
+    server = await serve_http(engine, Identity(KeyFile(write_keys(tmp_path))), Settings())
+    yield server
+    await server.stop()
+
+
+def client_of(server: HttpServer, key: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"http://{server.address}/v1", api_key=key, max_retries=0)
+
+
+@pytest.mark.parametrize(("method", "path"), CALLS)
+async def test_every_path_needs_a_known_key(locked: HttpServer, engine: FakeEngine, method: str, path: str) -> None:
+    """S3: 401 in OpenAI's shape whatever is sent instead, before the body is looked at."""
+    sendable = [value for value in WRONG if value is None or value == value.strip()]
+    wrong: list[str | bytes | None] = [*sendable, b"Bearer \xff\xfe", "Bearer ключ".encode()]
+    async with httpx.AsyncClient(base_url=f"http://{locked.address}") as client:
+        for value in wrong:
+            headers = {"content-type": "application/json"}
+            sent = httpx.Headers(headers if value is None else [*headers.items(), ("authorization", value)])  # type: ignore[list-item]
+            answer = await client.request(method, path, headers=sent, content=b"no JSON")
+            assert answer.status_code == 401, (value, answer.text)
+            error = answer.json()["error"]
+            assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert answer.headers["x-request-id"]
+            assert ACME not in answer.text
+        both = [("authorization", f"Bearer {ACME}"), ("authorization", f"Bearer {BLUE}")]
+        assert (await client.request(method, path, headers=both)).status_code == 401
+        known = await client.request(method, path, headers={"authorization": f"bearer  {ACME}"}, content=b"no JSON")
+        assert known.status_code != 401
+    assert not engine.requests
+
+
+async def test_health_and_the_description_stay_open(locked: HttpServer) -> None:
+    async with httpx.AsyncClient(base_url=f"http://{locked.address}") as client:
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/openapi.json")).status_code == 200
+
+
+async def test_openai_s_client_with_and_without_a_key(locked: HttpServer, engine: FakeEngine) -> None:
+    async with client_of(locked, "sk-wrong") as stranger:
+        with pytest.raises(openai.AuthenticationError) as caught:
+            await stranger.chat.completions.create(model="test/model", messages=HI)
+        assert caught.value.code == "invalid_api_key"
+        with pytest.raises(openai.AuthenticationError):
+            await stranger.models.list()
+    async with client_of(locked, ACME) as client:
+        assert [model.id async for model in client.models.list()] == ["test/model"]
+        answer = await client.chat.completions.create(model="test/model", messages=HI, extra_body={"priority": 7})
+        assert answer.choices[0].message.content == "Hello, world"
+    assert [(one.tenant, one.weight) for one in engine.callers] == [("acme", 2.5)]
+
+
+async def test_a_priority_above_the_tenant_s_is_refused(locked: HttpServer, engine: FakeEngine) -> None:
+    async with client_of(locked, BLUE) as client:
+        with pytest.raises(openai.PermissionDeniedError) as caught:
+            await client.chat.completions.create(model="test/model", messages=HI, extra_body={"priority": 1})
+    assert (caught.value.param, caught.value.code) == ("priority", "permission_denied")
+    assert not engine.requests
+
+
+async def test_a_tenant_is_the_key_s_whatever_else_is_sent(locked: HttpServer, engine: FakeEngine) -> None:
+    """Kind 14: neither the body nor any other header names a tenant."""
+    headers = dict.fromkeys(("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id", "tenant"), "acme")
+    async with client_of(locked, BLUE) as client:
+        await client.chat.completions.create(
+            model="test/model",
+            messages=HI,
+            user="acme",
+            prompt_cache_key="acme",
+            safety_identifier="acme",
+            extra_headers=headers,
+        )
+    assert [caller.tenant for caller in engine.callers] == ["blue"]
+
+
+async def test_without_keys_any_key_will_do(server: HttpServer, engine: FakeEngine) -> None:
+    async with client_of(server, "none") as client:
+        await client.chat.completions.create(model="test/model", messages=HI, extra_body={"priority": 100})
+    assert [caller.tenant for caller in engine.callers] == ["default"]
