@@ -9,7 +9,7 @@ from statistics import median
 
 from benchmarks.peers.contestants import Endpoint
 from benchmarks.peers.processes import PeerError
-from quire.bench.clients import Ask, GrpcClient
+from quire.bench.clients import Ask, GrpcClient, Manner
 from quire.bench.measures import Sample
 from quire.bench.workload import Request, prompt_text
 
@@ -35,7 +35,7 @@ def waited(endpoint: Endpoint, load: NewcomerLoad, seed: int) -> float:
 
 
 async def _first_tokens(endpoint: Endpoint, load: NewcomerLoad, seed: int) -> list[float]:
-    async with GrpcClient(endpoint.grpc, endpoint.model, TIMEOUT_SECONDS) as client:
+    async with GrpcClient(endpoint.grpc, Manner(endpoint.model, TIMEOUT_SECONDS)) as client:
 
         async def ask(number: int, output: int) -> Sample:
             request = Request(number, 0.0, load.prompt, output)

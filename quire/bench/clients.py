@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import grpc
 import httpx
 
 from quire.bench.measures import Sample
+from quire.client import bearer
 from quire.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 
 CONNECT_SECONDS = 10.0
@@ -25,6 +27,18 @@ class Ask:
     prompt: str
     output_tokens: int
     due: float  # monotonic seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How all requests are asked, whatever the API."""
+
+    model: str = ""  # empty: the server's only or first one
+    timeout: float = 600.0  # seconds
+    api_keys: tuple[str, ...] = ("",)  # of those who ask in turn; "" asks without
+    priority: int | None = None
+    target_first_token_ms: int | None = None
+    target_token_gap_ms: int | None = None
 
 
 class Client(Protocol):
@@ -42,8 +56,9 @@ class Client(Protocol):
 class GrpcClient:
     """Asks a Quire gateway over one channel."""
 
-    def __init__(self, address: str, model: str, timeout: float) -> None:
-        self._address, self._model, self._timeout = address, model, timeout
+    def __init__(self, address: str, manner: Manner) -> None:
+        self._address, self._manner = address, manner
+        self._turns = itertools.cycle(enumerate(map(bearer, manner.api_keys)))
 
     async def __aenter__(self) -> Self:
         self._channel = grpc.aio.insecure_channel(self._address)
@@ -54,17 +69,22 @@ class GrpcClient:
         await self._channel.close()
 
     async def ask(self, ask: Ask) -> Sample:
-        sample = Sample(ask.due)
+        manner = self._manner
+        caller, metadata = next(self._turns)
+        sample = Sample(ask.due, caller=caller)
         request = gateway_pb2.GenerateStreamRequest(
             input=gateway_pb2.GenerationInput(
-                model=self._model,
+                model=manner.model,
                 text=ask.prompt,
                 sampling=types_pb2.SamplingParams(temperature=0),
                 stop=types_pb2.StopCriteria(max_tokens=ask.output_tokens, ignore_eos=True),
+                priority=manner.priority or 0,
+                target_first_token_ms=manner.target_first_token_ms or 0,
+                target_token_gap_ms=manner.target_token_gap_ms or 0,
             )
         )
         try:
-            async for message in self._stub.GenerateStream(request, timeout=self._timeout):
+            async for message in self._stub.GenerateStream(request, timeout=manner.timeout, metadata=metadata):
                 if message.token_ids:
                     sample.arrivals.append(time.monotonic())
                     sample.token_counts.append(len(message.token_ids))
@@ -82,13 +102,12 @@ class GrpcClient:
 class OpenAIClient:
     """Asks any server that speaks OpenAI's completions API."""
 
-    def __init__(self, base_url: str, model: str, timeout: float, api_key: str, connections: int) -> None:
-        self._base_url, self._model = base_url.rstrip("/"), model
-        self._timeout = httpx.Timeout(timeout, connect=CONNECT_SECONDS)
+    def __init__(self, base_url: str, manner: Manner, connections: int) -> None:
+        self._base_url, self._model, self._priority = base_url.rstrip("/"), manner.model, manner.priority
+        self._timeout = httpx.Timeout(manner.timeout, connect=CONNECT_SECONDS)
         # Plain bytes, because they are read as they come.
-        self._headers = {"Accept-Encoding": "identity"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._headers = {"Accept-Encoding": "identity"} | _target_headers(manner)
+        self._turns = itertools.cycle(enumerate(dict(bearer(key)) for key in manner.api_keys))
         # One connection per request, whatever the server: some close theirs after a stream.
         self._limits = httpx.Limits(max_connections=connections, max_keepalive_connections=0)
 
@@ -105,13 +124,14 @@ class OpenAIClient:
         await self._http.aclose()
 
     async def _only_model(self) -> str:
-        answer = await self._http.get(f"{self._base_url}/models")
+        answer = await self._http.get(f"{self._base_url}/models", headers=next(self._turns)[1])
         answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
 
     async def ask(self, ask: Ask) -> Sample:
-        sample = Sample(ask.due)
-        body = {
+        caller, key = next(self._turns)
+        sample = Sample(ask.due, caller=caller)
+        body: dict[str, Any] = {
             "model": self._model,
             "prompt": ask.prompt,
             "max_tokens": ask.output_tokens,
@@ -120,8 +140,11 @@ class OpenAIClient:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if self._priority is not None:
+            body["priority"] = self._priority
+        url = f"{self._base_url}/completions"
         try:
-            async with self._http.stream("POST", f"{self._base_url}/completions", json=body) as answer:
+            async with self._http.stream("POST", url, json=body, headers=key) as answer:
                 if answer.status_code != httpx.codes.OK:
                     sample.error = f"HTTP_{answer.status_code}"
                 else:
@@ -134,6 +157,11 @@ class OpenAIClient:
         if sample.error is None and not sample.output_tokens:
             sample.error = "EMPTY_ANSWER"
         return sample
+
+
+def _target_headers(manner: Manner) -> dict[str, str]:
+    targets = {"x-slo-ttft-ms": manner.target_first_token_ms, "x-slo-tpot-ms": manner.target_token_gap_ms}
+    return {name: str(value) for name, value in targets.items() if value is not None}
 
 
 async def _read_events(answer: httpx.Response, sample: Sample) -> None:

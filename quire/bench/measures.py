@@ -23,6 +23,7 @@ class Sample:
     output_tokens: int = 0
     prompt_tokens: int = 0
     error: str | None = None
+    caller: int = 0  # index of the API key that asked
 
 
 def percentile(values: Sequence[float], rank: float) -> float:

@@ -14,17 +14,19 @@ import grpc
 import httpx
 from tqdm import tqdm
 
-from quire.bench.clients import Client, GrpcClient, OpenAIClient
+from quire.bench.clients import Client, GrpcClient, Manner, OpenAIClient
 from quire.bench.load import closed_loop, open_loop
 from quire.bench.measures import Sample, summarize
 from quire.bench.workload import Request, TraceScale, fixed_requests, poisson_requests, trace_requests
-from quire.cli.common import add_address, gateway_address, parser
+from quire.cli.common import add_address, api_key, gateway_address, parser
+from quire.cli.sampling import add_urgency, urgency
 
 EXAMPLES = """
 quire bench serve --concurrency 8 --requests 64 --json
 quire bench serve --rate 4 --requests 200 --prompt-tokens 256 --output-tokens 128
 quire bench serve --trace conversations.csv --requests 500 --trace-speed 2 --max-prompt-tokens 1024
 quire bench serve --api openai --base-url http://127.0.0.1:8000/v1 --concurrency 8
+quire bench serve --api-keys qk-a,qk-b --concurrency 16     two tenants in turn
 """
 NOTE = """Prompts are random common words, about a token each; the report gives the server's own count.
 gap_ms is the time between messages; itl_ms divides it by the tokens that the later message brought."""
@@ -35,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     add_address(top)
     top.add_argument("--api", choices=("grpc", "openai"), default="grpc", help="which API to speak (default: grpc)")
     top.add_argument("--base-url", metavar="URL", help="of an OpenAI API, up to and with /v1")
-    top.add_argument("--api-key", default="", metavar="KEY", help="for the OpenAI API")
+    top.add_argument(
+        "--api-keys", type=_keys, metavar="KEY,KEY", help="ask with these in turn; the report has a part for each"
+    )
     top.add_argument("--model", default="", help="model name (default: the server's only or first one)")
     loop = top.add_mutually_exclusive_group()
     loop.add_argument(
@@ -53,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--max-output-tokens", type=_count, metavar="N", help="caps a trace's outputs")
     top.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default: 0)")
     top.add_argument("--timeout", type=_positive, default=600.0, metavar="S", help="of a request (default: 600)")
+    add_urgency(top)
     top.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
     return top
 
@@ -73,6 +78,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"quire bench serve: no server answers: {error}", file=sys.stderr)
         return 1
     report = _describe(args) | summarize(samples)
+    if args.api_keys:
+        report["by_key"] = [summarize([s for s in samples if s.caller == at]) for at in range(len(args.api_keys))]
     print(json.dumps(report) if args.json else _table(report))
     return 0 if report["errors"] < report["requests"] else 1
 
@@ -87,11 +94,14 @@ def _requests(args: argparse.Namespace) -> list[Request]:
 
 
 def _client(args: argparse.Namespace, requests: Sequence[Request]) -> Client:
+    # The variable's key is Quire's: an unknown server behind --base-url is not to learn it.
+    key = api_key(args.api_key) if args.api == "grpc" else args.api_key or ""
+    manner = Manner(args.model, args.timeout, args.api_keys or (key,), **urgency(args))
     if args.api == "grpc":
-        return GrpcClient(gateway_address(args), args.model, args.timeout)
+        return GrpcClient(gateway_address(args), manner)
     closed = args.rate is None and args.trace is None
     connections = args.concurrency if closed else len(requests)
-    return OpenAIClient(args.base_url, args.model, args.timeout, args.api_key, connections)
+    return OpenAIClient(args.base_url, manner, connections)
 
 
 async def _measure(args: argparse.Namespace, requests: Sequence[Request]) -> list[Sample]:
@@ -134,6 +144,10 @@ def _table(report: dict[str, Any]) -> str:
     for key, name in names.items():
         cells = (f"{value:>10.2f}" if value is not None else f"{'-':>10}" for value in report[key].values())
         lines.append(f"{name:<14}{''.join(cells)}")
+    for at, part in enumerate(report.get("by_key", ()), 1):
+        first = part["ttft_ms"]["p99"]
+        waited = "-" if first is None else f"{first:.2f} ms"
+        lines.append(f"key {at:<9} {part['output_tok_s']:.1f} tokens/s, p99 of the first token {waited}")
     lines += [f"failed: {kind} x {count}" for kind, count in report["error_kinds"].items()]
     return "\n".join(lines)
 
@@ -143,6 +157,10 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return value
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    return tuple(api_key(key) for key in text.split(",") if key)
 
 
 def _positive(text: str) -> float:

@@ -17,6 +17,7 @@ COMMANDS = {
     "generate": "continue one prompt",
     "models": "list, load, unload or reload models",
     "executors": "list, add, drain or remove executors",
+    "keys": "make API keys of tenants",
     "bench": "measure the engine or a whole serving stack",
     "eval": "measure how well a model computes: perplexity, agreement with a reference",
     "simulate": "replay a recorded load over the prefix cache, without a model",

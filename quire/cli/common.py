@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import grpc
 
-from quire.client import DEFAULT_TARGET, Client, ClientError
+from quire.client import DEFAULT_TARGET, Client, ClientError, bearer
 from quire.supervisor.rundir import RunDirectory
 
 
@@ -30,12 +30,23 @@ def parser(command: str, description: str, examples: str) -> argparse.ArgumentPa
 
 
 def add_address(to: argparse.ArgumentParser) -> None:
-    """--address of the gateway."""
+    """--address of the gateway, and --api-key for one that asks for it."""
     to.add_argument(
         "--address",
         metavar="HOST:PORT",
         help=f"the gateway (default: $QUIRE_ADDRESS, the run of `quire up`, or {DEFAULT_TARGET})",
     )
+    to.add_argument("--api-key", metavar="KEY", help="of a gateway with keys (default: $QUIRE_API_KEY)")
+
+
+def api_key(given: str | None) -> str:
+    """The API key to show: `given`, or that of the environment; empty for none. SystemExit where it cannot be one."""
+    key = given or os.environ.get("QUIRE_API_KEY", "")
+    try:
+        bearer(key)
+    except ValueError as error:
+        raise SystemExit(f"quire: {error}") from None
+    return key
 
 
 def gateway_address(args: argparse.Namespace) -> str:
@@ -52,7 +63,7 @@ def gateway_address(args: argparse.Namespace) -> str:
 def gateway(args: argparse.Namespace) -> Iterator[Client]:
     """A client of the gateway; errors inside become a Failure that names the address where that is the problem."""
     address = gateway_address(args)
-    with Client(address) as client:
+    with Client(address, api_key=api_key(args.api_key)) as client:
         try:
             yield client
         except ClientError as error:

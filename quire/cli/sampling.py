@@ -15,9 +15,23 @@ def add_sampling(to: argparse.ArgumentParser, *, max_tokens: int) -> None:
     to.add_argument("--top-k", type=int, help="sample among this many likeliest tokens")
     to.add_argument("--seed", type=int, help="equal seeds give equal answers")
     to.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    add_urgency(to)
+
+
+def add_urgency(to: argparse.ArgumentParser) -> None:
+    """Flags for how soon the answer is wanted."""
+    to.add_argument("--priority", type=int, help="larger is more urgent, up to what the API key allows (default: 0)")
+    to.add_argument("--target-first-token-ms", type=int, metavar="MS", help="aim at this time to the first token")
+    to.add_argument("--target-token-gap-ms", type=int, metavar="MS", help="aim at this time between tokens")
+
+
+def urgency(given: argparse.Namespace) -> dict[str, int]:
+    """The flags of `add_urgency` that were given, as options of the client's calls."""
+    names = ("priority", "target_first_token_ms", "target_token_gap_ms")
+    return {name: value for name in names if (value := getattr(given, name)) is not None}
 
 
 def options(given: argparse.Namespace) -> dict[str, Any]:
     """The flags as options of the client's calls."""
     names = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
-    return {name: getattr(given, name) for name in names}
+    return {name: getattr(given, name) for name in names} | urgency(given)

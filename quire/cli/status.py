@@ -11,9 +11,10 @@ from typing import Any
 
 import grpc
 
-from quire.cli.common import add_address, gateway_address, in_words, parser
+from quire.cli.common import add_address, api_key, gateway_address, in_words, parser
 from quire.cli.plain import plain
 from quire.cli.status_kv import kv_report, kv_text
+from quire.client import bearer
 from quire.supervisor import health
 from quire.supervisor.rundir import RunDirectory, RunState
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
@@ -34,29 +35,29 @@ def run(argv: Sequence[str]) -> int:
     given = args.parse_args(argv)
     live = None if given.address else RunDirectory().live()
     if given.kv:
-        answer = _kv(gateway_address(given))
+        answer = _kv(gateway_address(given), api_key(given.api_key))
         print(json.dumps(answer, indent=2) if given.json else answer["error"] or kv_text(answer["kv"]))
         return 0 if answer["kv"] and not answer["kv"]["violations"] else 1
-    report = _report(live, gateway_address(given))
+    report = _report(live, gateway_address(given), api_key(given.api_key))
     print(json.dumps(report, indent=2) if given.json else _text(report))
     return 0 if report["healthy"] else 1
 
 
-def _kv(address: str) -> dict[str, Any]:
+def _kv(address: str, key: str) -> dict[str, Any]:
     """What the kvmanager behind the gateway states of its memory; `kv` is None where it does not."""
-    answer = _gateway(address)
+    answer = _gateway(address, key)
     kv = kv_report(answer["kv"], answer["executors"]) if answer["error"] is None else None
     return {"address": address, "error": answer["error"], "kv": kv}
 
 
-def _report(live: RunState | None, address: str) -> dict[str, Any]:
+def _report(live: RunState | None, address: str, key: str) -> dict[str, Any]:
     """All that can be known. `services` is empty where the run is not this machine's."""
     report: dict[str, Any] = {"running": live is not None, "address": address, "services": []}
     if live is not None:
         report |= {"pid": live.pid, "phase": live.phase, "http": live.http, "log": live.log}
         report["uptime_seconds"] = round(time.time() - live.started_at, 1)
         report["services"] = asyncio.run(_services(live))
-    report |= _gateway(address)
+    report |= _gateway(address, key)
     report["running"] = report["running"] or bool(report["version"])
     healthy = (service["healthy"] for service in report["services"])
     report["healthy"] = report["error"] is None and all(healthy)
@@ -73,14 +74,16 @@ async def _services(live: RunState) -> list[dict[str, Any]]:
     return list(await asyncio.gather(*(one(asdict(service)) for service in live.services)))
 
 
-def _gateway(address: str) -> dict[str, Any]:
+def _gateway(address: str, key: str) -> dict[str, Any]:
     """Models, queue and KV as the gateway at `address` states them; `error` says why where it does not."""
     empty: dict[str, Any] = {"models": [], "queue": {}, "kv": {}, "executors": [], "version": ""}
     with grpc.insecure_channel(address) as channel:
         try:
-            status = gateway_pb2_grpc.AdminServiceStub(channel).GetStatus(gateway_pb2.GetStatusRequest(), timeout=5)
+            status = gateway_pb2_grpc.AdminServiceStub(channel).GetStatus(
+                gateway_pb2.GetStatusRequest(), timeout=5, metadata=bearer(key)
+            )
             models = gateway_pb2_grpc.InferenceServiceStub(channel).ListModels(
-                gateway_pb2.ListModelsRequest(), timeout=5
+                gateway_pb2.ListModelsRequest(), timeout=5, metadata=bearer(key)
             )
         except grpc.RpcError as error:
             return empty | {"error": _why(error, address)}

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quire.cli.common import parser
-from quire.supervisor.options import DEFAULT_MODEL, Ports, UpOptions, parse_model
+from quire.supervisor.options import DEFAULT_MODEL, Ports, UpOptions, absolute, parse_model
 from quire.supervisor.rundir import RunDirectory
 from quire.supervisor.up import UpError, greet, run_detached, run_foreground
 from services.common.kv_policy import NAMES
+from services.gateway.key_file import read_keys
 
 EXAMPLES = f"""
 quire up                                        the small model {DEFAULT_MODEL}
@@ -88,6 +89,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--kv-disk", metavar="FOLDER", help="keep KV that memory has no room for in files there (default: drop it)")
     add("--kv-disk-size", metavar="SIZE", help="how much each executor keeps there (default: 4GiB)")
+    add(
+        "--keys",
+        metavar="FILE",
+        help="API keys and their tenants, see `quire keys --help` (default: none are asked for)",
+    )
     add("--detach", action="store_true", help="return once all is healthy and keep serving in the background")
     add("--no-demo", action="store_true", help="do not ask the model a first question")
     add("--json", action="store_true", help="with --detach: print the addresses as JSON")
@@ -117,6 +123,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _options(given: argparse.Namespace) -> UpOptions:
     base = Ports() if given.port_base is None else Ports.from_base(given.port_base)
+    if given.keys is not None:
+        read_keys(Path(given.keys))  # refused here, in one line, instead of by the gateway
     names = ("grpc", "http", "scheduler", "kvmanager", "executor", "metrics")
     chosen = {name: getattr(given, f"{name}_port") for name in names}
     ports = Ports(**{name: getattr(base, name) if value is None else value for name, value in chosen.items()})
@@ -131,6 +139,7 @@ def _options(given: argparse.Namespace) -> UpOptions:
         kv_blocks=given.kv_blocks,
         kv_disk=given.kv_disk,
         kv_disk_size=given.kv_disk_size,
+        keys=given.keys and absolute(given.keys),
         drain_seconds=given.drain_seconds,
         log_level=given.log_level,
         ports=ports,

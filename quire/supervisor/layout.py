@@ -83,6 +83,7 @@ def lay_out(options: UpOptions, cores: int, node_cores: Mapping[int, int] = NO_N
             "--grpc-port",
             0,
             *("--scheduler", scheduler, *http),
+            *(() if options.keys is None else ("--keys", options.keys)),
             extra=(PortUse(ports.http, "--http-port", "HTTP"),),
         ),
     ]

@@ -54,6 +54,7 @@ class UpOptions:
     kv_blocks: int | None = None
     kv_disk: str | None = None
     kv_disk_size: str | None = None
+    keys: str | None = None
     drain_seconds: float = 30.0
     log_level: str = "info"
     ports: Ports = Ports()

@@ -71,18 +71,26 @@ def run_foreground(
 
 
 async def greet(state: RunState, out: TextIO | None, *, demo: bool) -> None:
-    """Waits until the models can be asked for, then shows them."""
+    """Waits until the models can be asked for, then shows them. Asks with the API key of $QUIRE_API_KEY, if any."""
+    api_key = os.environ.get("QUIRE_API_KEY", "")
     try:
         async with asyncio.timeout(MODELS_APPEAR_SECONDS):
-            await greeting.wait_for_model(state.grpc, state.models)
+            await greeting.wait_for_model(state.grpc, state.models, api_key)
         if out is not None and demo:
-            await greeting.first_answer(state.grpc, state.models[0], out)
-    except (grpc.aio.AioRpcError, TimeoutError) as error:
+            await greeting.first_answer(state.grpc, state.models[0], api_key, out)
+    except (grpc.aio.AioRpcError, TimeoutError, ValueError) as error:
         # The services are up and say so; the log shows what is wrong with this request.
-        text = error.details() if isinstance(error, grpc.aio.AioRpcError) else "no answer in time"
-        print(f"quire up: the first request failed: {text}", file=sys.stderr)
+        print(f"quire up: the first request failed: {_in_words(error)}", file=sys.stderr)
     if out is not None:
         print(f"\n{greeting.where_to_connect(state)}\n", file=out, flush=True)
+
+
+def _in_words(error: Exception) -> str:
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return str(error) or "no answer in time"
+    if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+        return "it needs an API key, from the variable QUIRE_API_KEY"
+    return error.details() or error.code().name
 
 
 def run_detached(options: UpOptions, directory: RunDirectory, arguments: list[str]) -> RunState:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from quire.bench import clients
-from quire.bench.clients import Ask, OpenAIClient, server_sent_events
+from quire.bench.clients import Ask, Manner, OpenAIClient, server_sent_events
 from quire.bench.load import closed_loop, open_loop
 from quire.bench.measures import Sample
 from quire.bench.serve import main
@@ -22,9 +22,16 @@ from quire.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 
 
 class Gateway(gateway_pb2_grpc.InferenceServiceServicer):
-    """Answers with two tokens a message; refuses prompts that begin with "no"."""
+    """Answers with two tokens a message, unless the model is "missing" or an API key begins with "no"."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str | None, int, int, int]] = []  # authorization, priority and both targets
 
     def GenerateStream(self, request: Any, context: Any) -> Iterator[gateway_pb2.GenerateStreamResponse]:
+        shown, asked = dict(context.invocation_metadata()).get("authorization"), request.input
+        self.seen.append((shown, asked.priority, asked.target_first_token_ms, asked.target_token_gap_ms))
+        if shown is not None and shown.startswith("Bearer no"):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the API key is not known")
         wanted = request.input.stop.max_tokens
         if request.input.model == "missing":
             context.abort(grpc.StatusCode.NOT_FOUND, "no such model")
@@ -36,9 +43,14 @@ class Gateway(gateway_pb2_grpc.InferenceServiceServicer):
 
 
 @pytest.fixture
-def gateway() -> Iterator[str]:
+def service() -> Gateway:
+    return Gateway()
+
+
+@pytest.fixture
+def gateway(service: Gateway) -> Iterator[str]:
     server = grpc.server(futures.ThreadPoolExecutor(4))
-    gateway_pb2_grpc.add_InferenceServiceServicer_to_server(Gateway(), server)
+    gateway_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield f"127.0.0.1:{port}"
@@ -57,6 +69,25 @@ def test_a_closed_loop_over_grpc_ends_with_one_line_of_json(gateway: str, capsys
 def test_a_table_for_people(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--address", gateway, "--rate", "500", "--requests", "4"]) == 0
     assert "first token" in capsys.readouterr().out
+
+
+def test_several_tenants_ask_in_turn(gateway: str, service: Gateway, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--requests", "6", "--warmup", "0", "--output-tokens", "4", "--api-keys", "qk-a,no-b"]
+    urgency = ["--priority", "3", "--target-first-token-ms", "500", "--target-token-gap-ms", "40"]
+    assert main(["--address", gateway, *flags, *urgency, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    parts = [(part["requests"], part["errors"], part["output_tokens"]) for part in report["by_key"]]
+    assert parts == [(3, 0, 12), (3, 3, 0)]
+    assert report["error_kinds"] == {"UNAUTHENTICATED": 3}
+    assert set(service.seen) == {(f"Bearer {key}", 3, 500, 40) for key in ("qk-a", "no-b")}
+    assert main(["--address", gateway, *flags]) == 0
+    assert "key 1" in capsys.readouterr().out
+
+
+def test_without_a_key_none_is_shown(gateway: str, service: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUIRE_API_KEY", raising=False)
+    assert main(["--address", gateway, "--requests", "2", "--warmup", "0"]) == 0
+    assert service.seen == [(None, 0, 0, 0)] * 2
 
 
 def test_failures_are_counted_by_kind(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,13 +109,15 @@ def test_a_missing_trace_is_an_error(capsys: pytest.CaptureFixture[str]) -> None
     assert "trace.csv" in capsys.readouterr().err
 
 
-async def ask_openai(events: list[str], monkeypatch: pytest.MonkeyPatch, status: int = 200) -> Sample:
+async def ask_openai(
+    events: list[str], monkeypatch: pytest.MonkeyPatch, status: int = 200, manner: Manner | None = None
+) -> Sample:
     seen: list[dict[str, Any]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "found"}]})
-        seen.append(json.loads(request.content))
+        seen.append(json.loads(request.content) | {"headers": request.headers})
 
         async def body() -> AsyncIterator[bytes]:
             for event in events:
@@ -94,11 +127,16 @@ async def ask_openai(events: list[str], monkeypatch: pytest.MonkeyPatch, status:
 
     plain = httpx.AsyncClient
     transport = httpx.MockTransport(answer)
-    monkeypatch.setattr(clients.httpx, "AsyncClient", lambda **kwargs: plain(transport=transport))
-    async with OpenAIClient("http://server/v1/", "", 5.0, "", 1) as client:
+    monkeypatch.setattr(clients.httpx, "AsyncClient", lambda headers, **_: plain(transport=transport, headers=headers))
+    manner = manner or Manner()
+    async with OpenAIClient("http://server/v1/", manner, 1) as client:
         sample = await client.ask(Ask("hi", 3, 0.0))
     assert seen[0]["model"] == "found"
     assert seen[0]["stream_options"] == {"include_usage": True}
+    assert seen[0].get("priority") == manner.priority
+    assert seen[0]["headers"].get("authorization") == (f"Bearer {manner.api_keys[0]}" if manner.api_keys[0] else None)
+    for name, value in (("ttft", manner.target_first_token_ms), ("tpot", manner.target_token_gap_ms)):
+        assert seen[0]["headers"].get(f"x-slo-{name}-ms") == (None if value is None else str(value))
     return sample
 
 
@@ -113,6 +151,12 @@ async def test_openai_streams_count_messages_with_text(monkeypatch: pytest.Monke
     events = [chunk(""), chunk("a"), chunk("bc"), USAGE, "[DONE]"]
     sample = await ask_openai(events, monkeypatch)
     assert (sample.error, len(sample.arrivals), sample.output_tokens, sample.prompt_tokens) == (None, 2, 4, 5)
+
+
+async def test_openai_requests_say_who_asks_and_how_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    manner = Manner(api_keys=("qk-a",), priority=3, target_first_token_ms=500, target_token_gap_ms=40)
+    sample = await ask_openai([chunk("a"), "[DONE]"], monkeypatch, manner=manner)
+    assert (sample.error, sample.caller) == (None, 0)
 
 
 async def test_openai_usage_beside_text_and_null_usage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +249,7 @@ async def test_each_openai_request_opens_a_connection() -> None:
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        async with OpenAIClient(f"http://127.0.0.1:{port}/v1", "m", 30.0, "", 1) as client:
+        async with OpenAIClient(f"http://127.0.0.1:{port}/v1", Manner("m"), 1) as client:
             samples = [await client.ask(Ask("hi", 1, 0.0)) for _ in range(3)]
     assert [sample.error for sample in samples] == [None] * 3
     assert opened == 3

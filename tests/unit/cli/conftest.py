@@ -17,8 +17,10 @@ class Gateway(gateway_pb2_grpc.AdminServiceServicer, gateway_pb2_grpc.InferenceS
 
     def __init__(self) -> None:
         self.status = gateway_pb2.GetStatusResponse(version="1")
+        self.authorizations: list[Any] = []  # of the calls for the status
 
     def GetStatus(self, request: Any, context: Any) -> gateway_pb2.GetStatusResponse:
+        self.authorizations.append(dict(context.invocation_metadata()).get("authorization"))
         return self.status
 
     def ListModels(self, request: Any, context: Any) -> gateway_pb2.ListModelsResponse:

@@ -107,3 +107,10 @@ def test_more_executors_than_cores_of_a_node_have_a_thread_each() -> None:
         ("0", "1"),
         ("1", "1"),
     ]
+
+
+def test_keys_reach_the_gateway_where_there_are_any() -> None:
+    specs = {spec.role: spec for spec in lay_out(UpOptions(keys="/k.toml"), cores=4)}
+    assert flag(specs["gateway"], "--keys") == "/k.toml"
+    assert all("--keys" not in spec.command for role, spec in specs.items() if role != "gateway")
+    assert all("--keys" not in spec.command for spec in lay_out(UpOptions(), cores=4))
