@@ -1,4 +1,7 @@
-"""`quire bench engine`: what one executor computes without RPC, driven by plans as its scheduler would send them."""
+"""`quire bench engine`: what one executor computes without RPC, driven by plans as its scheduler would send them.
+
+With --fit, how long steps of all shapes take instead, as a model of this machine for `quire simulate --engine`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -16,7 +21,9 @@ from quire.v1 import executor_pb2, types_pb2
 from services.common import log as logs
 from services.common.errors import QuireError
 from services.executor.batch import StepLimits
+from services.executor.bench_fit import blocks_needed, machine, measure_steps
 from services.executor.core import StepCore
+from services.executor.cost_model import fit
 from services.executor.loader import LoadedModel, make_loader
 from services.executor.metrics import ExecutorMetrics
 from services.executor.model_flags import add_model_flags
@@ -38,8 +45,8 @@ def main(argv: Sequence[str]) -> int:
     """Measures each batch size; the last line of standard output is JSON. 1 where the model cannot be loaded."""
     options = _parser().parse_args(argv)
     logs.configure("bench", "warning", "text")
-    batches = options.batch
-    blocks = max(batches) * -(-(options.prompt + options.output) // options.block_size)
+    most = options.max_sequences if options.fit else max(options.batch)
+    blocks = max(options.batch) * -(-(options.prompt + options.output) // options.block_size)
     # Validated, not constructed: the environment of services does not count here.
     settings = ExecutorSettings.model_validate(
         {
@@ -50,9 +57,9 @@ def main(argv: Sequence[str]) -> int:
             "instruction_set": options.instruction_set,
             "threads": options.threads,
             "block_size": options.block_size,
-            "kv_blocks": blocks,
-            "max_sequences": max(batches),
-            "max_step_tokens": max(options.max_step_tokens, *batches),
+            "kv_blocks": blocks_needed(most, options.block_size) if options.fit else blocks,
+            "max_sequences": most,
+            "max_step_tokens": max(options.max_step_tokens, most),
         }
     )
     _tell(f"loading {options.model}")
@@ -60,15 +67,26 @@ def main(argv: Sequence[str]) -> int:
         model = make_loader(settings)("", options.model)
         warm_up(model.backend, model.shape, settings.max_step_tokens, model.backend.spec.context_length)
         limits = StepLimits(settings.max_sequences, settings.max_step_tokens)
-        points = [_best(model, limits, batch, options) for batch in batches]
-    except (QuireError, ValueError) as error:
+        if options.fit:
+            report = _fit(model, limits, options)
+        else:
+            points = [_best(model, limits, batch, options) for batch in options.batch]
+            report = model.describe() | {"points": [asdict(point) for point in points]}
+            if not options.json:
+                _print_table(model, points)
+    except (QuireError, ValueError, OSError) as error:
         _tell(f"quire bench engine: {error}")
         return 1
-    report = model.describe() | {"points": [asdict(point) for point in points]}
-    if not options.json:
-        _print_table(model, points)
     print(json.dumps(report), flush=True)
     return 0
+
+
+def _fit(model: LoadedModel, limits: StepLimits, options: argparse.Namespace) -> dict[str, Any]:
+    """Measures steps of many shapes, fits a cost model and writes it; what was written."""
+    found = machine(model, fit(measure_steps(model, limits, options.repeat, _tell)), limits)
+    found.write(options.fit)
+    _tell(f"{options.fit}: median error {found.residuals['median_error']:.1%} of a step")
+    return asdict(found)
 
 
 def measure(model: LoadedModel, limits: StepLimits, batch: int, prompt: int, output: int) -> Point:
@@ -162,6 +180,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--block-size", type=_count, default=32, help="token slots per KV block")
     parser.add_argument("--max-step-tokens", type=_count, default=512, help="most tokens per step")
     parser.add_argument("--repeat", type=_count, default=1, help="runs per batch size; the best counts")
+    parser.add_argument("--fit", type=Path, metavar="FILE", help="write a model of step times for `quire simulate`")
+    parser.add_argument("--max-sequences", type=_count, default=64, help="with --fit: most sequences per step")
     parser.add_argument("--json", action="store_true", help="print the JSON line alone")
     return parser
 
