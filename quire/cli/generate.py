@@ -26,16 +26,19 @@ def run(argv: Sequence[str]) -> int:
         "--chat", action="store_true", help="ask the prompt as a user's message, with the model's template"
     )
     add_sampling(args, max_tokens=128)
+    args.add_argument("--beams", type=int, metavar="N", help="answer with the best path of a beam search this wide")
+    args.add_argument("--length-penalty", type=float, metavar="X", help="larger favours long paths (default: 1)")
     add_address(args)
     args.add_argument("--json", action="store_true", help="print one JSON object at the end instead of text")
     given = args.parse_args(argv)
     text = sys.stdin.read() if given.prompt == "-" else given.prompt
     prompt: Prompt = [{"role": "user", "content": text}] if given.chat else text
+    chosen = options(given) | {"beam_width": given.beams, "length_penalty": given.length_penalty}
     with failures("generate"), gateway(given) as client:
         if given.json:
-            print(json.dumps(_plain(client.generate(prompt, **options(given)))))
+            print(json.dumps(_plain(client.generate(prompt, **chosen))))
         else:
-            _stream(client, prompt, options(given))
+            _stream(client, prompt, chosen)
     return 0
 
 

@@ -15,6 +15,8 @@ from services.common.errors import invalid
 
 MAX_CHOICES = 64
 MAX_LOGPROBS = 20
+MAX_OPTIONS = 1024
+"""Likeliest tokens that an executor lists for one position: beam search looks at more than clients do."""
 MAX_PRIORITY = 100
 MAX_TARGET_MS = 10**9
 
@@ -63,10 +65,10 @@ def check_sampling(sampling: types_pb2.SamplingParams, vocab_size: int) -> None:
         _BIAS.check(f"sampling.logit_bias[{token}]", bias)
 
 
-def check_logprobs(logprobs: types_pb2.LogprobOptions) -> None:
+def check_logprobs(logprobs: types_pb2.LogprobOptions, most_output: int = MAX_LOGPROBS) -> None:
     """Refuses too many alternatives."""
     if logprobs.HasField("output_count"):
-        check_integer("logprobs.output_count", logprobs.output_count, 0, MAX_LOGPROBS)
+        check_integer("logprobs.output_count", logprobs.output_count, 0, most_output)
     if logprobs.HasField("prompt_count"):
         check_integer("logprobs.prompt_count", logprobs.prompt_count, 0, MAX_LOGPROBS)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from quire.v1 import executor_pb2, types_pb2
 from services.common.errors import QuireError, Reason, invalid
-from services.common.limits import check_ids, check_logprobs, check_sampling
+from services.common.limits import MAX_OPTIONS, check_ids, check_logprobs, check_sampling
 from services.executor.backends.base import SamplingRule
 from services.executor.sequences import Ending, Sequence
 from services.executor.tiers.pools import PoolMap
@@ -129,7 +129,7 @@ def _rule(state: executor_pb2.SequenceState, ending: Ending, limits: ModelLimits
     if not sampling.HasField("seed"):
         raise invalid("sampling.seed", "must be set")
     check_sampling(sampling, limits.vocab_size)
-    check_logprobs(logprobs)
+    check_logprobs(logprobs, MAX_OPTIONS)
     return SamplingRule(
         temperature=_stated(sampling, "temperature", 1.0),
         top_k=sampling.top_k,

@@ -106,6 +106,7 @@ class DeltaMaker:
             finish_reason=choice.end,
             matched_stop=self._text.matched,
             matched_token_id=choice.stop_token_id,
+            cumulative_logprob=choice.cumulative_logprob,
         )
 
     def _scored(self, token: int, score: Score) -> ScoredToken:

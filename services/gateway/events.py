@@ -48,6 +48,7 @@ class Delta:
     finish_reason: FinishReason.ValueType | None = None  # set in the choice's last delta
     matched_stop: str | None = None
     matched_token_id: int | None = None
+    cumulative_logprob: float | None = None  # of all tokens: in the last delta of a path of beam search
 
 
 @dataclass(frozen=True, slots=True)

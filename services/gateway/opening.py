@@ -55,6 +55,8 @@ def make_submit(
         target_first_token_ms=request.target_first_token_ms,
         target_token_gap_ms=request.target_token_gap_ms,
         speculation=request.speculation,
+        beam_width=request.beam_width,
+        length_penalty=request.length_penalty if request.HasField("length_penalty") else None,
     )
     submit.stop.max_tokens = max_tokens
     return submit

@@ -35,6 +35,7 @@ class OpenChoice:
     scores: list[Score] = field(default_factory=list)  # of output[taken:], where asked for
     end: types_pb2.FinishReason.ValueType | None = None
     stop_token_id: int | None = None
+    cumulative_logprob: float | None = None
     ended_by_gateway: bool = False
 
     @property
@@ -168,6 +169,7 @@ class OpenRequest:
         elif (choice := self.choices[ended.choice]).end is None:
             choice.end = ended.reason
             choice.stop_token_id = ended.stop_token_id if ended.HasField("stop_token_id") else None
+            choice.cumulative_logprob = ended.cumulative_logprob if ended.HasField("cumulative_logprob") else None
             self._changed.set()
 
     def fail(self, error: QuireError) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from quire.v1 import gateway_pb2, types_pb2
+from services.common.beams import check_beams
 from services.common.errors import QuireError, Reason, invalid
 from services.common.limits import (
     MAX_CHOICES,
@@ -35,6 +36,7 @@ def validate(request: gateway_pb2.GenerationInput, model: types_pb2.ModelDescrip
     check_sampling(request.sampling, model.vocab_size)
     _check_stop(request.stop, model.vocab_size)
     check_logprobs(request.logprobs)
+    check_beams(request, model)
     check_integer("choice_count", request.choice_count, 0, MAX_CHOICES)
     check_integer("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     check_integer("target_first_token_ms", request.target_first_token_ms, 0, MAX_TARGET_MS)
@@ -111,7 +113,6 @@ def _check_unsupported(request: gateway_pb2.GenerationInput) -> None:
         "adapter": bool(request.adapter),
         "constraint": request.HasField("constraint"),
         "speculation": request.speculation not in ("", "off"),
-        "beam_width": request.beam_width != 0,
     }
     for name, is_set in refused.items():
         if is_set:

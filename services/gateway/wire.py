@@ -42,6 +42,7 @@ def stream_response(request_id: str, model: str, delta: Delta) -> gateway_pb2.Ge
         finish_reason=delta.finish_reason or types_pb2.FINISH_REASON_UNSPECIFIED,
         matched_stop=delta.matched_stop or "",
         matched_token_id=delta.matched_token_id,
+        cumulative_logprob=delta.cumulative_logprob,
     )
 
 
@@ -61,6 +62,8 @@ class ChoiceParts:
             self._whole.matched_stop = delta.matched_stop or ""
             if delta.matched_token_id is not None:
                 self._whole.matched_token_id = delta.matched_token_id
+            if delta.cumulative_logprob is not None:
+                self._whole.cumulative_logprob = delta.cumulative_logprob
 
     def whole(self) -> gateway_pb2.GeneratedChoice:
         self._whole.text = "".join(self._text)

@@ -93,6 +93,8 @@ class GenerationBody(Body):
     stop_token_ids: StopIds | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = Field(None, description="Default true.")
+    use_beam_search: bool | None = Field(None, description="Answers with the n best paths of a search that wide.")
+    length_penalty: Number | None = Field(None, description="Of beam search; larger favours long answers. Default 1.")
     prompt_logprobs: Int32 | None = Field(None, description="Alternatives per prompt token; not when streaming.")
     priority: Int32 | None = Field(
         None,
@@ -110,7 +112,7 @@ class GenerationBody(Body):
 class CompletionRequest(GenerationBody):
     prompt: Prompt
     logprobs: Int32 | None = Field(None, description="Alternatives per output token.")
-    best_of: Int32 | None = Field(None, description="Must equal n.")
+    best_of: Int32 | None = Field(None, description="Width of beam search, by default n. Else it must equal n.")
     echo: Annotated[Any, _only(False)] = None
     suffix: Annotated[Any, _only("")] = None
 

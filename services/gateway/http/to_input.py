@@ -39,6 +39,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "logprobs.output_count": "logprobs",
         "logprobs.prompt_count": "prompt_logprobs",
         "choice_count": "n",
+        "beam_width": "n",
         "request_id": "x-request-id",
         "keep_special_tokens": "skip_special_tokens",
         "target_first_token_ms": "x-llm-d-slo-ttft-ms",
@@ -65,10 +66,14 @@ class Job:
 
 def completion_job(body: CompletionRequest) -> Job:
     """Raises HttpError naming the field where fields contradict each other."""
-    if body.best_of is not None and body.best_of != (body.n or 1):
+    if body.best_of is not None and body.best_of != (body.n or 1) and not body.use_beam_search:
         raise bad_request("best_of", "must equal n: drawing more choices than are returned is not supported")
     by_default = max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)
     common = _common(body, by_default if body.max_tokens is None else body.max_tokens, body.logprobs)
+    if body.use_beam_search and body.best_of is not None:
+        if body.best_of < 1:
+            raise bad_request("best_of", "must be at least 1")
+        common.beam_width = body.best_of
     prompts = _prompts(body)
     if len(prompts) * common.choice_count > MAX_CHOICES:
         raise bad_request("n", f"{len(prompts)} prompts times n must not exceed {MAX_CHOICES} choices")
@@ -81,7 +86,8 @@ def completion_job(body: CompletionRequest) -> Job:
         else:
             one.token_ids.CopyFrom(TokenIds(ids=prompt))
         inputs.append(one)
-    return _job(body, inputs, NAMES, default_budget=body.max_tokens is None)
+    names = NAMES if body.best_of is None else dict(NAMES) | {"beam_width": "best_of"}
+    return _job(body, inputs, names, default_budget=body.max_tokens is None)
 
 
 def chat_job(body: ChatRequest) -> Job:
@@ -157,6 +163,8 @@ def _common(body: GenerationBody, max_tokens: int | None, alternatives: int | No
         stop=stop,
         logprobs=LogprobOptions(output_count=alternatives, prompt_count=body.prompt_logprobs),
         choice_count=1 if body.n is None else body.n,
+        beam_width=(body.n or 1) if body.use_beam_search else 0,
+        length_penalty=body.length_penalty,
         priority=body.priority or 0,
         keep_special_tokens=body.skip_special_tokens is False,
     )

@@ -121,6 +121,24 @@ def test_chat_logprobs(logprobs: dict[str, Any], alternatives: int | None) -> No
 
 
 @pytest.mark.parametrize(
+    ("make", "fields", "width", "param"),
+    [
+        (chat, {"use_beam_search": True}, 1, "n"),
+        (chat, {"use_beam_search": True, "n": 3}, 3, "n"),
+        (chat, {"use_beam_search": False, "n": 3}, 0, "n"),
+        (completion, {"use_beam_search": True, "n": 2, "length_penalty": 0.5}, 2, "n"),
+        (completion, {"use_beam_search": True, "n": 2, "best_of": 5}, 5, "best_of"),
+    ],
+)
+def test_beam_search_is_as_wide_as_best_of_or_n(make: Any, fields: dict[str, Any], width: int, param: str) -> None:
+    job = make(**fields)
+    one = job.inputs[0]
+    assert (one.beam_width, one.choice_count) == (width, fields.get("n", 1))
+    assert job.names["beam_width"] == param
+    assert one.HasField("length_penalty") == ("length_penalty" in fields)
+
+
+@pytest.mark.parametrize(
     ("make", "fields", "param"),
     [
         (chat, {"top_logprobs": 2}, "top_logprobs"),
@@ -129,6 +147,7 @@ def test_chat_logprobs(logprobs: dict[str, Any], alternatives: int | None) -> No
         (chat, {"stream_options": {"include_usage": True}}, "stream_options"),
         (completion, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         (completion, {"best_of": 2}, "best_of"),
+        (completion, {"best_of": 0, "use_beam_search": True}, "best_of"),
         (completion, {"n": 64, "prompt": ["a"] * 17}, "n"),
     ],
 )
