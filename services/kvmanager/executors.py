@@ -51,14 +51,13 @@ class Place:
 
     groups: tuple[tuple[Pool, ...], ...]
     pools: tuple[Pool, ...] = ()  # the hot ones
+    node: int = -1
+    distance: int = 0  # from what computes: 10 is local, 0 unknown
     filling: dict[bytes, Holding] = field(default_factory=dict)  # keys of blocks that a sequence is computing
 
     def __post_init__(self) -> None:
         self.pools = tuple(ages[0] for ages in self.groups)
-
-    @property
-    def node(self) -> int:
-        return self.pools[0].spec.node
+        self.node, self.distance = self.pools[0].spec.node, self.pools[0].spec.distance
 
 
 class Executor:
@@ -78,6 +77,8 @@ class Executor:
         self.events = events
         self.pools = [Pool(pool, quotas, events) for pool in spec.pools]
         self.places = _places(self.pools, spec.policy)
+        self.has_lower_tiers = remote is not None or any(pool.tier != DEVICE for pool in spec.pools)
+        self._policy_name = str(spec.policy)
         self.epoch = epoch  # the newest one heard of
         self.closed_through = -1  # nothing runs any more in this epoch and older ones
         self.connected = True
@@ -119,7 +120,7 @@ class Executor:
         """Whether sequences of that epoch may be here, as far as we know."""
         return (
             self.spec.model_fingerprint == key_space.model_fingerprint
-            and str(self.spec.policy) == key_space.kv_policy
+            and self._policy_name == key_space.kv_policy
             and epoch >= self.epoch
             and epoch > self.closed_through
         )

@@ -14,6 +14,7 @@ from services.kvmanager.growth import grow
 from services.kvmanager.holdings import Holding, Refused, Sealed, Session
 from services.kvmanager.matching import PromptKeys
 from services.kvmanager.moves import Move
+from services.kvmanager.narrowing import Spot, narrow
 from services.kvmanager.options import Option, granted
 from services.kvmanager.placement import Outcome, choose
 from services.kvmanager.recovery import Rebuilt, rebuild
@@ -308,18 +309,16 @@ class KvManager:
         self, session: Session, wanted: Reservation, *, may_wait: bool, may_load: bool
     ) -> ReservationAnswer | None:
         keys = PromptKeys(wanted.key_space, wanted.tokens)
+        spots, *left_out = narrow(wanted, keys, self._spots(wanted))
         options: list[Option] = []
-        for allowed in wanted.executors:
-            executor = self.executors.get(allowed.executor_id)
-            if executor is not None and executor.takes(wanted.key_space, allowed.epoch):
-                for place in executor.places:
-                    option = Option.of(wanted, keys, executor, place, allowed)
-                    if not may_wait:
-                        option.compute_alone()
-                    if may_load and not wanted.skip_prefix_cache:
-                        option.look_below()
-                    options.append(option)
-        decision = choose([option.candidate(wanted) for option in options])
+        for executor, place, allowed in spots:
+            option = Option.of(wanted, keys, executor, place, allowed)
+            if not may_wait:
+                option.compute_alone()
+            if may_load and not wanted.skip_prefix_cache:
+                option.look_below()
+            options.append(option)
+        decision = choose([option.candidate(wanted) for option in options], *left_out)
         if decision.outcome != Outcome.GRANTED:
             return self._count(ReservationAnswer(wanted.sequence_id, decision.outcome, decision.reasons))
         option = options[decision.position]
@@ -336,6 +335,14 @@ class KvManager:
             self.prefix_hit_tokens += option.match.cached_tokens
         self._make_room(option.executor, holding.epoch)
         return self._count(granted(option, holding, decision.reasons))
+
+    def _spots(self, wanted: Reservation) -> Iterator[Spot]:
+        """The places where a sequence may go."""
+        for allowed in wanted.executors:
+            executor = self.executors.get(allowed.executor_id)
+            if executor is not None and executor.takes(wanted.key_space, allowed.epoch):
+                for place in executor.places:
+                    yield Spot(executor, place, allowed)
 
     def _count(self, answer: ReservationAnswer) -> ReservationAnswer:
         self.outcomes[answer.outcome] += 1

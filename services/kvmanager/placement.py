@@ -59,21 +59,26 @@ class Candidate:
 
     @property
     def cost(self) -> float:
-        """Prompt tokens that the executor computes before this sequence's first output, all else converted.
-
-        What the sequence itself reads of KV it reads over the distance: its own work costs in proportion. So do the
-        blocks that it will read with every output token, as much as they fill of the executor's time: that of one
-        running sequence.
-        """
+        """Prompt tokens that the executor computes before this sequence's first output, all else converted."""
         computed = self.prompt_tokens - self.cached_tokens - self.loadable_tokens
         own = computed + self.loadable_tokens / LOAD_SHARE + RUNNING_TOKENS
-        remote = max(self.distance, LOCAL_DISTANCE) / LOCAL_DISTANCE
-        return own * remote + self.queued_tokens + RUNNING_TOKENS * (self.expected_running_count or self.running_count)
+        return cost(own, self.distance, self.queued_tokens, self.expected_running_count or self.running_count)
 
     @property
     def share_left(self) -> float:
         """Part of the tightest pool that stays available."""
         return min((need.room - need.new_count) / need.pool_count for need in self.needs)
+
+
+def cost(own: float, distance: int, queued_tokens: int, running_count: float) -> float:
+    """Of a place, in prompt tokens; `own` are the sequence's, and what it will add as one that runs.
+
+    What the sequence itself reads of KV it reads over the distance: its own work costs in proportion. So do the blocks
+    that it will read with every output token, as much as they fill of the executor's time: that of one running
+    sequence.
+    """
+    remote = max(distance, LOCAL_DISTANCE) / LOCAL_DISTANCE
+    return own * remote + queued_tokens + RUNNING_TOKENS * running_count
 
 
 class Decision(NamedTuple):
@@ -84,21 +89,27 @@ class Decision(NamedTuple):
     reasons: list[str]
 
 
-def choose(candidates: Sequence[Candidate]) -> Decision:
-    """The cheapest place that has room now; of equal ones the emptiest, then the first by executor and node."""
+def choose(candidates: Sequence[Candidate], left_out: int = 0, left_out_fitting: int = 0) -> Decision:
+    """The cheapest place that has room now; of equal ones the emptiest, then the first by executor and node.
+
+    `left_out` places are known to be worse than one of the candidates; of them `left_out_fitting` have room.
+    """
     if not candidates:
         return Decision(Outcome.NO_EXECUTOR, -1, ["no allowed executor is connected with that model and epoch"])
     fitting = [index for index, candidate in enumerate(candidates) if candidate.fits_now]
     if not fitting:
         outcome = Outcome.NO_BLOCKS if any(c.fits_ever for c in candidates) else Outcome.NEVER_FITS
-        return Decision(outcome, -1, [_shortage(candidate) for candidate in candidates])
+        more = [f"so do {left_out} others"] if left_out else []
+        return Decision(outcome, -1, [*(_shortage(candidate) for candidate in candidates), *more])
 
     def rank(index: int) -> tuple[float, float, str, int]:
         candidate = candidates[index]
         return candidate.cost, -candidate.share_left, candidate.executor_id, candidate.node
 
     best = min(fitting, key=rank)
-    return Decision(Outcome.GRANTED, best, _reasons(candidates[best], len(fitting), len(candidates)))
+    return Decision(
+        Outcome.GRANTED, best, _reasons(candidates[best], len(fitting) + left_out_fitting, len(candidates) + left_out)
+    )
 
 
 def _reasons(chosen: Candidate, fitting_count: int, count: int) -> list[str]:
