@@ -14,6 +14,7 @@ from services.kvmanager.moves import Moves
 from services.kvmanager.pools import Pool, PoolSpec
 from services.kvmanager.remote import RemoteContent
 from services.kvmanager.retention import Quota
+from services.kvmanager.usage import Clock
 
 DEVICE = 1
 """The tier that sequences compute from, as a number of the wire."""
@@ -71,11 +72,12 @@ class Executor:
         quotas: Mapping[str, Quota] | None = None,
         events: ExecutorEvents | None = None,
         remote: RemoteContent | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """`remote`: what is known of the store that it reaches, if any."""
+        """`remote`: what is known of the store that it reaches, if any. `clock`: one for all of its pools."""
         self.spec = spec
         self.events = events
-        self.pools = [Pool(pool, quotas, events) for pool in spec.pools]
+        self.pools = [Pool(pool, quotas, events, clock=clock) for pool in spec.pools]
         self.places = _places(self.pools, spec.policy)
         self.has_lower_tiers = remote is not None or any(pool.tier != DEVICE for pool in spec.pools)
         self._policy_name = str(spec.policy)

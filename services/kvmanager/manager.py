@@ -7,20 +7,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from services.kvmanager.audit import find_violations
+from services.kvmanager.choice import choose_option
 from services.kvmanager.events import EventLog, ExecutorEvents
 from services.kvmanager.executors import Executor, ExecutorSpec, InventoryBlock
 from services.kvmanager.forks import find_parent, fork
 from services.kvmanager.growth import grow
 from services.kvmanager.holdings import Holding, Refused, Sealed, Session
-from services.kvmanager.matching import PromptKeys
 from services.kvmanager.moves import Move
-from services.kvmanager.narrowing import Spot, narrow
-from services.kvmanager.options import Option, granted
-from services.kvmanager.placement import Outcome, choose
+from services.kvmanager.options import granted
+from services.kvmanager.placement import Outcome
 from services.kvmanager.recovery import Rebuilt, rebuild
 from services.kvmanager.remote import RemoteContent
 from services.kvmanager.reservations import ExtensionAnswer, Reservation, ReservationAnswer, Restated
 from services.kvmanager.retention import Quota
+from services.kvmanager.usage import Clock
 from services.kvmanager.waiting import WaitingRoom
 
 Answer = tuple[Session, ReservationAnswer]
@@ -60,18 +60,21 @@ class KvManager:
         self.outcomes: Counter[Outcome] = Counter()
         self.events = events
         self._quotas = quotas
+        self._clock = Clock()
+        self._pinning: set[Executor] = set()  # those whose blocks anybody ever wanted pinned
         self._remotes: dict[str, RemoteContent] = {}  # by store
         self._evicted_by_removed_pools = 0
 
     def pass_time(self, now: float) -> None:
         """What happens next happens at `now`."""
-        for executor in self.executors.values():
+        self._clock.pass_time(now)
+        for executor in self._pinning:
             for pool in executor.pools:
                 pool.pass_time(now)
 
     def next_pin_end(self) -> float | None:
         """When a pinned block can be evicted again; None while none is pinned."""
-        pools = [pool for executor in self.executors.values() for pool in executor.hot_pools]
+        pools = [pool for executor in self._pinning for pool in executor.hot_pools]
         return min((end for pool in pools if (end := pool.blocks.policy.next_pin_end()) is not None), default=None)
 
     # Executors
@@ -100,7 +103,7 @@ class KvManager:
             self._remove(known)
         events = None if self.events is None else ExecutorEvents(self.events, spec.executor_id)
         remote = self._remotes.setdefault(spec.remote_store, RemoteContent()) if spec.remote_store else None
-        executor = Executor(spec, epoch, self._operation_ids, self._quotas, events, remote)
+        executor = Executor(spec, epoch, self._operation_ids, self._quotas, events, remote, self._clock)
         self.executors[spec.executor_id] = executor
         refused = executor.restore(inventory)
         for session in self.sessions:
@@ -221,7 +224,7 @@ class KvManager:
             return self._count(ReservationAnswer(wanted.sequence_id, Outcome.INVALID, [problem]))
         if (parent := find_parent(session, wanted)) is not None:
             forked = fork(session, wanted, parent, self._operation_ids)
-            self._make_room(parent.executor, parent.epoch)
+            self._granted(parent.executor, parent.epoch, wanted)
             return self._count(forked)
         return self._reserve(session, wanted, may_wait=True, may_load=True)
 
@@ -289,7 +292,9 @@ class KvManager:
     def take_moves(self) -> Iterator[tuple[Session, Executor, list[Move]]]:
         """Moves that executors are to be told of, by the scheduler that each obeys; each once."""
         for executor in self.executors.values():
-            if executor.scheduler in self.sessions and (moves := executor.moves.take_unsent()):
+            if not executor.has_lower_tiers or executor.scheduler not in self.sessions:
+                continue
+            if moves := executor.moves.take_unsent():
                 yield executor.scheduler, executor, moves
 
     @property
@@ -308,20 +313,9 @@ class KvManager:
     def _reserve(
         self, session: Session, wanted: Reservation, *, may_wait: bool, may_load: bool
     ) -> ReservationAnswer | None:
-        keys = PromptKeys(wanted.key_space, wanted.tokens)
-        spots, *left_out = narrow(wanted, keys, self._spots(wanted))
-        options: list[Option] = []
-        for executor, place, allowed in spots:
-            option = Option.of(wanted, keys, executor, place, allowed)
-            if not may_wait:
-                option.compute_alone()
-            if may_load and not wanted.skip_prefix_cache:
-                option.look_below()
-            options.append(option)
-        decision = choose([option.candidate(wanted) for option in options], *left_out)
-        if decision.outcome != Outcome.GRANTED:
+        decision, option = choose_option(self.executors, wanted, may_wait=may_wait, may_load=may_load)
+        if option is None:
             return self._count(ReservationAnswer(wanted.sequence_id, decision.outcome, decision.reasons))
-        option = options[decision.position]
         option.executor.obey(session)
         if option.match.filler is not None:
             self.waiting.park_behind(session, wanted, option.match.filler)
@@ -333,16 +327,13 @@ class KvManager:
         if not wanted.skip_prefix_cache:
             self.prefix_query_tokens += len(wanted.tokens)
             self.prefix_hit_tokens += option.match.cached_tokens
-        self._make_room(option.executor, holding.epoch)
+        self._granted(option.executor, holding.epoch, wanted)
         return self._count(granted(option, holding, decision.reasons))
 
-    def _spots(self, wanted: Reservation) -> Iterator[Spot]:
-        """The places where a sequence may go."""
-        for allowed in wanted.executors:
-            executor = self.executors.get(allowed.executor_id)
-            if executor is not None and executor.takes(wanted.key_space, allowed.epoch):
-                for place in executor.places:
-                    yield Spot(executor, place, allowed)
+    def _granted(self, executor: Executor, epoch: int, wanted: Reservation) -> None:
+        if wanted.retention.pin_seconds > 0:
+            self._pinning.add(executor)
+        self._make_room(executor, epoch)
 
     def _count(self, answer: ReservationAnswer) -> ReservationAnswer:
         self.outcomes[answer.outcome] += 1
@@ -393,6 +384,7 @@ class KvManager:
             del holding.session.holdings[holding.sequence_id]
             self.waiting.left(holding)
         executor.holdings.clear()
+        self._pinning.discard(executor)
         if executor.events is not None:
             executor.events.cleared()
         self._over(list(executor.moves))

@@ -72,6 +72,11 @@ class PromptKeys:
             self._keys[group_id, block_size] = known
         return known
 
+    def first(self, group_id: int, block_size: int) -> bytes | None:
+        """The key of the first full block; None where there is none."""
+        keys = self._keys.get((group_id, block_size)) or self.of(group_id, block_size)
+        return keys[0] if keys else None
+
     def match(self, place: Place, policy: KvPolicy) -> Match:
         """The longest common match over the place's groups. Changes nothing."""
         sizes = [pool.spec.block_size for pool in place.pools]

@@ -36,21 +36,38 @@ def read_hello(request: kvmanager_pb2.ReserveRequest) -> str:
     return request.hello.scheduler_id
 
 
-def read_reservation(message: kvmanager_pb2.Reservation) -> Reservation:
+def read_loads(loads: kvmanager_pb2.ExecutorLoads) -> list[AllowedExecutor]:
+    """The executors that reservations of a message may go to. Raises PROTOCOL where the arrays differ in length."""
+    columns = (loads.epochs, loads.running_counts, loads.queued_tokens, loads.output_tokens, loads.slownesses)
+    if any(len(column) != len(loads.executor_ids) for column in columns):
+        raise QuireError(Reason.PROTOCOL, "loads: the arrays differ in length")
+    return list(map(AllowedExecutor, loads.executor_ids, *columns))
+
+
+def read_reservation(message: kvmanager_pb2.Reservation, loads: Sequence[AllowedExecutor] = ()) -> Reservation:
+    """`loads`: the message's, for a reservation that names no executors itself."""
     return Reservation(
         message.sequence_id,
         KeySpace(message.model_fingerprint, message.namespace, message.kv_policy, message.adapter),
         array("i", message.token_ids[:]),
         message.lookahead_tokens,
         [
-            AllowedExecutor(e.executor_id, e.epoch, e.running_count, e.queued_tokens, e.expected_running_count)
+            AllowedExecutor(
+                e.executor_id,
+                e.epoch,
+                e.running_count,
+                e.queued_tokens,
+                expected_running_count=e.expected_running_count,
+            )
             for e in message.executors
-        ],
+        ]
+        or loads,
         message.skip_prefix_cache,
         Retention(message.cache_priority, message.pin_ms / 1000),
         message.parent_sequence_id,
         message.parent_length,
         message.most_tokens,
+        message.expected_output_tokens,
     )
 
 

@@ -6,7 +6,8 @@ whatever else there is, so among many executors a choice costs little more than 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from services.kvmanager.executors import Executor, Place
@@ -28,46 +29,56 @@ class Narrowed(NamedTuple):
 
     spots: list[Spot]
     left_out: int
-    fitting: int  # those left out that have room
 
 
 def narrow(wanted: Reservation, keys: PromptKeys, spots: Iterable[Spot]) -> Narrowed:
     """Drops every place that has nothing of the prompt, but for the best of them."""
-    slots = len(wanted.tokens) + wanted.lookahead
-    own = len(wanted.tokens) + RUNNING_TOKENS
+    own, output = len(wanted.tokens) + RUNNING_TOKENS, wanted.output_tokens
     kept: list[Spot] = []
-    best: Spot | None = None
-    least: tuple[bool, bool, float, float, str, int] | None = None
-    bare = fitting = 0
+    bare: list[tuple[float, Spot]] = []
     for spot in spots:
         executor, place, load = spot
         if executor.has_lower_tiers or executor.spec.policy.colder or _begins(wanted, keys, place):
             kept.append(spot)
-            continue
-        bare += 1
-        fits, fits_ever, share_left = True, True, 1.0
-        for pool in place.pools:
-            spec, room = pool.spec, pool.blocks.available_count
-            count = spec.blocks_for(slots)
-            fits = fits and count <= room
-            fits_ever = fits_ever and spec.blocks_for(max(slots, wanted.most_tokens)) <= spec.block_count
-            share_left = min(share_left, (room - count) / spec.block_count)
-        fits = fits and fits_ever
-        fitting += fits
-        running = load.expected_running_count or load.running_count
-        price = cost(own, place.distance, load.queued_tokens, running)
-        rank = (not fits, not fits_ever, price, -share_left, load.executor_id, place.node)
-        if least is None or rank < least:
-            best, least = spot, rank
-    if best is None or least is None:
-        return Narrowed(kept, 0, 0)
-    return Narrowed([*kept, best], bare - 1, fitting - (not least[0]))
+        else:
+            running = load.running_beside(output)
+            bare.append((cost(own, place.distance, load.queued_tokens, running, load.slowness), spot))
+    if bare:
+        bare.sort(key=itemgetter(0))
+        kept.append(_best(wanted, bare))
+    return Narrowed(kept, max(0, len(bare) - 1))
 
 
 def _begins(wanted: Reservation, keys: PromptKeys, place: Place) -> bool:
     """Whether a place holds the first block of a prompt, or a sequence there is computing it."""
     if wanted.skip_prefix_cache:
         return False
-    pool = place.pools[0]
-    known = keys.of(pool.spec.group_id, pool.spec.block_size)
-    return bool(known) and (known[0] in place.filling or pool.index.find(known[0]) is not None)
+    spec = place.pools[0].spec
+    first = keys.first(spec.group_id, spec.block_size)
+    return first is not None and (first in place.filling or first in place.pools[0].index)
+
+
+def _best(wanted: Reservation, bare: Sequence[tuple[float, Spot]]) -> Spot:
+    """Of places by ascending cost the first with room, of equal ones the emptiest; else one that is large enough."""
+    slots = len(wanted.tokens) + wanted.lookahead
+    most = max(slots, wanted.most_tokens)
+    best: tuple[float, str, int, Spot] | None = None
+    least = 0.0
+    large: Spot | None = None
+    for price, spot in bare:
+        if best is not None and price > least:
+            break
+        share_left = 1.0
+        for pool in spot.place.pools:
+            spec = pool.spec
+            if spec.blocks_for(most) > spec.block_count:
+                break
+            share_left = min(share_left, (pool.blocks.available_count - spec.blocks_for(slots)) / spec.block_count)
+        else:
+            large = large or spot
+            ranked = (-share_left, spot.load.executor_id, spot.place.node, spot)
+            if share_left >= 0 and (best is None or ranked[:3] < best[:3]):
+                best, least = ranked, price
+    if best is not None:
+        return best[3]
+    return large or bare[0][1]

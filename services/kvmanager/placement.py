@@ -47,7 +47,8 @@ class Candidate:
     needs: tuple[Need, ...]  # per pool
     distance: int = 0  # from what computes to the blocks: 10 is local, 0 unknown
     loadable_tokens: int = 0  # beyond the cached ones, in lower tiers
-    expected_running_count: float = 0.0  # of the running ones, those beside it on average as it runs; 0 is all
+    running_beside: float | None = None  # of the running ones, those beside it on average as it runs; None is all
+    slowness: float = 1.0  # how many times as long as its peers the executor takes
 
     @property
     def fits_ever(self) -> bool:
@@ -62,7 +63,8 @@ class Candidate:
         """Prompt tokens that the executor computes before this sequence's first output, all else converted."""
         computed = self.prompt_tokens - self.cached_tokens - self.loadable_tokens
         own = computed + self.loadable_tokens / LOAD_SHARE + RUNNING_TOKENS
-        return cost(own, self.distance, self.queued_tokens, self.expected_running_count or self.running_count)
+        running = self.running_count if self.running_beside is None else self.running_beside
+        return cost(own, self.distance, self.queued_tokens, running, self.slowness)
 
     @property
     def share_left(self) -> float:
@@ -70,7 +72,7 @@ class Candidate:
         return min((need.room - need.new_count) / need.pool_count for need in self.needs)
 
 
-def cost(own: float, distance: int, queued_tokens: int, running_count: float) -> float:
+def cost(own: float, distance: int, queued_tokens: int, running_count: float, slowness: float) -> float:
     """Of a place, in prompt tokens; `own` are the sequence's, and what it will add as one that runs.
 
     What the sequence itself reads of KV it reads over the distance: its own work costs in proportion. So do the blocks
@@ -78,7 +80,7 @@ def cost(own: float, distance: int, queued_tokens: int, running_count: float) ->
     sequence.
     """
     remote = max(distance, LOCAL_DISTANCE) / LOCAL_DISTANCE
-    return own * remote + queued_tokens + RUNNING_TOKENS * running_count
+    return (own * remote + queued_tokens + RUNNING_TOKENS * running_count) * slowness
 
 
 class Decision(NamedTuple):
@@ -89,10 +91,10 @@ class Decision(NamedTuple):
     reasons: list[str]
 
 
-def choose(candidates: Sequence[Candidate], left_out: int = 0, left_out_fitting: int = 0) -> Decision:
+def choose(candidates: Sequence[Candidate], left_out: int = 0) -> Decision:
     """The cheapest place that has room now; of equal ones the emptiest, then the first by executor and node.
 
-    `left_out` places are known to be worse than one of the candidates; of them `left_out_fitting` have room.
+    `left_out` places are known to be worse than one of the candidates.
     """
     if not candidates:
         return Decision(Outcome.NO_EXECUTOR, -1, ["no allowed executor is connected with that model and epoch"])
@@ -107,19 +109,17 @@ def choose(candidates: Sequence[Candidate], left_out: int = 0, left_out_fitting:
         return candidate.cost, -candidate.share_left, candidate.executor_id, candidate.node
 
     best = min(fitting, key=rank)
-    return Decision(
-        Outcome.GRANTED, best, _reasons(candidates[best], len(fitting) + left_out_fitting, len(candidates) + left_out)
-    )
+    return Decision(Outcome.GRANTED, best, _reasons(candidates[best], len(candidates) + left_out))
 
 
-def _reasons(chosen: Candidate, fitting_count: int, count: int) -> list[str]:
+def _reasons(chosen: Candidate, count: int) -> list[str]:
     cached = f"{chosen.cached_tokens} of {chosen.prompt_tokens} tokens cached"
     if chosen.loadable_tokens:
         cached += f", {chosen.loadable_tokens} in lower tiers"
     reasons = [
         cached,
         f"{chosen.running_count} running, {chosen.queued_tokens} tokens queued",
-        f"cost {chosen.cost:.0f}, best of {fitting_count} with room among {count}",
+        f"cost {chosen.cost:.0f}, the least with room among {count}",
     ]
     if chosen.distance > LOCAL_DISTANCE:
         reasons.append(f"node {chosen.node} at distance {chosen.distance}: nearer ones cost more or have no room")

@@ -12,7 +12,7 @@ from services.kvmanager.eviction import LeafLru, PolicyFactory
 from services.kvmanager.keys import ROOT
 from services.kvmanager.prefix import PrefixIndex
 from services.kvmanager.retention import NO_RETENTION, Quota, Retention
-from services.kvmanager.usage import Namespaces, NamespaceUse, Times
+from services.kvmanager.usage import Clock, Namespaces, NamespaceUse, Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,12 @@ class Pool:
         quotas: Mapping[str, Quota] | None = None,
         events: ExecutorEvents | None = None,
         policy: PolicyFactory = LeafLru,
+        clock: Clock | None = None,
     ) -> None:
-        """`quotas` are those of namespaces; `events` hears of content that comes and goes."""
+        """`quotas` are those of namespaces; `events` hears of content that comes and goes.
+
+        Pools may share a `clock`: whoever moves it on sees to it that `pass_time` of those with pins is called.
+        """
         self.spec = spec
         self.blocks = BlockPool(spec.block_count, policy)
         self.index = PrefixIndex(spec.block_count)
@@ -59,11 +63,11 @@ class Pool:
         self.evicted_count = 0
         self._quotas = quotas or {}
         self._events = events
-        self._now = 0.0
+        self._clock = clock or Clock()
 
     def pass_time(self, now: float) -> None:
         """What happens next happens at `now` (seconds of one clock); pins that end by then are over."""
-        self._now = max(self._now, now)
+        self._clock.pass_time(now)
         self.blocks.policy.pass_time(now)
 
     def ids(self, blocks: Sequence[int]) -> list[int]:
@@ -115,7 +119,7 @@ class Pool:
         if not self.index.add(key, block):
             return False
         self.blocks.keep(block)
-        self.times.stored(block, self._now)
+        self.times.stored(block, self._clock.now)
         if self._events is not None:
             self._events.stored(self.spec, key, parent, tokens, adapter)
         return True
@@ -128,7 +132,7 @@ class Pool:
         Where a leading block has no key because another block had the same content first, that one counts as used
         now, so that it does not go before the blocks that follow it. `retention` is for the first `retained` blocks.
         """
-        self.times.used(blocks, self._now)
+        self.times.used(blocks, self._clock.now)
         retained = min(retained, len(keys))
         for block in reversed(blocks[len(keys) :]):
             self.blocks.drop(block)
@@ -141,7 +145,7 @@ class Pool:
         use.query_tokens += query_tokens
         use.hit_tokens += hit_tokens
         if deepest is not None:
-            self.times.found(deepest, self._now)
+            self.times.found(deepest, self._clock.now)
 
     def uses(self) -> Iterator[tuple[str, NamespaceUse, int]]:
         """Each namespace that was seen of late: its name, what it used, and the blocks that it holds or has cached."""
@@ -160,7 +164,7 @@ class Pool:
         self.blocks.restore(list(content)[::-1])
         for block, key in content.items():
             self.index.add(key, block)
-            self.times.stored(block, self._now)
+            self.times.stored(block, self._clock.now)
             if self._events is not None:
                 self._events.stored(self.spec, key, ROOT, b"", "")
 
@@ -183,7 +187,7 @@ class Pool:
 
     def _evicted(self, taken: Taken) -> None:
         self.evicted_count += len(taken.evicted)
-        self.times.evicted(taken.evicted, self._now)
+        self.times.evicted(taken.evicted, self._clock.now)
         for block in taken.evicted:
             self._removed(self.index.remove(block))
         for loser, count in Counter(taken.losers).items():
@@ -202,7 +206,7 @@ class Pool:
         priority, seconds = retention
         if seconds <= 0 or not blocks or not self.blocks.policy.may_pin(self.blocks.owner(blocks[0])):
             return priority, 0.0
-        return priority, self._now + seconds
+        return priority, self._clock.now + seconds
 
     def _owner(self, namespace: str) -> int:
         owner = self.namespaces.owner(namespace)

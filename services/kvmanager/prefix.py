@@ -15,6 +15,9 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._block_by_key)
 
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._block_by_key
+
     def items(self) -> Iterator[tuple[bytes, int]]:
         return iter(self._block_by_key.items())
 

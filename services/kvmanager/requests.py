@@ -16,6 +16,7 @@ def apply_request(manager: KvManager, session: Session, request: kvmanager_pb2.R
 
     What is refused changes nothing and leaves a log line.
     """
+    loads = messages.read_loads(request.loads)
     responses = Responses(manager)
     touched = responses.touched(session)
 
@@ -50,7 +51,7 @@ def apply_request(manager: KvManager, session: Session, request: kvmanager_pb2.R
         responses.add_extension(session, extension)
 
     for message in request.reservations:
-        answer = manager.reserve(session, messages.read_reservation(message))
+        answer = manager.reserve(session, messages.read_reservation(message, loads))
         if answer is not None:
             responses.add_answer(session, answer)
     responses.finish()

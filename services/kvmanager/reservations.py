@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,18 @@ class AllowedExecutor(NamedTuple):
     epoch: int
     running_count: int = 0
     queued_tokens: int = 0
+    output_tokens: int = 0  # that the running ones still have before them, as expected; 0 where unknown
+    slowness: float = 1.0  # how many times as long as its peers it takes
     expected_running_count: float = 0.0  # of those, beside this one on average; 0 is all
+
+    def running_beside(self, output_tokens: int) -> float:
+        """Sequences that run beside a newcomer on average over so many tokens of its output (0: unknown), at most."""
+        if self.expected_running_count:
+            return self.expected_running_count
+        running = self.running_count
+        if not output_tokens or not self.output_tokens:
+            return running
+        return min(running, max(self.output_tokens, running) / output_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,7 @@ class Reservation:
     parent_sequence_id: int = 0  # whose KV it begins with; 0 for none
     parent_length: int = 0  # leading tokens of that KV
     most_tokens: int = 0  # slots that it may come to need in all
+    output_tokens: int = 0  # that it still has before it, as expected; 0 where unknown
 
     def problem(self) -> str:
         """What is malformed, field first; empty for nothing."""
@@ -94,11 +107,18 @@ class Reservation:
             return f"cache_priority: {self.retention.priority} is not within 0 and {PRIORITIES - 1}"
         if self.retention.pin_seconds < 0:
             return "pin_ms: must not be negative"
-        names = [executor.executor_id for executor in self.executors]
+        return self._load_problem()
+
+    def _load_problem(self) -> str:
+        if not self.executors:
+            return ""
+        names, _, *counts, slownesses, expected = zip(*self.executors, strict=True)
         if len(set(names)) != len(names):
             return "executors: named twice"
-        if any(min(e.running_count, e.queued_tokens, e.expected_running_count) < 0 for e in self.executors):
+        if min(map(min, (*counts, expected))) < 0:
             return "executors: negative load"
+        if not all(1 <= slowness < math.inf for slowness in slownesses):
+            return "executors: a slowness is at least 1"
         return ""
 
 

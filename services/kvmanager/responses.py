@@ -72,7 +72,7 @@ class Responses:
                 log.warning("a restated sequence is lost", extra=extra)
         self.add_answers(manager.answer_due())
         for executor_id, executor in manager.executors.items():
-            if executor.moves.take_freed() and executor.scheduler is not None:
+            if executor.has_lower_tiers and executor.moves.take_freed() and executor.scheduler is not None:
                 self.touched(executor.scheduler)[executor_id] = None
         for session, executor, moves in manager.take_moves():
             self.to(session).operations.extend(messages.write_moves(executor, moves))

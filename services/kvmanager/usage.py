@@ -35,6 +35,16 @@ class Histogram:
 
 
 @dataclass(slots=True)
+class Clock:
+    """The present time, in seconds. It never runs back."""
+
+    now: float = 0.0
+
+    def pass_time(self, now: float) -> None:
+        self.now = max(self.now, now)
+
+
+@dataclass(slots=True)
 class NamespaceUse:
     """What a namespace asked of a pool. Misses are what was looked up and not found."""
 

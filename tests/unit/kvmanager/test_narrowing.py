@@ -48,11 +48,30 @@ def test_the_choice_is_the_one_among_all_places() -> None:
                 made.progress(session, number, len(prompt), [])
             if number in session.holdings and draw.random() < 0.5:
                 made.release(session, number)
-        loads = [AllowedExecutor(s.executor_id, 1, draw.randrange(4), 8 * draw.randrange(4)) for s in specs]
+        loads = [
+            AllowedExecutor(
+                s.executor_id,
+                1,
+                draw.randrange(4),
+                8 * draw.randrange(4),
+                draw.randrange(90),
+                draw.choice([1.0, 1.0, 2.5]),
+            )
+            for s in specs
+        ]
         tokens = array("i", draw.choice(prompts) + [7] * draw.randrange(9))
         most = draw.choice([0, 30])
         skips = draw.random() < 0.2
-        wanted = Reservation(99, KeySpace(MODEL, "default"), tokens, draw.randrange(8), loads, skips, most_tokens=most)
+        wanted = Reservation(
+            99,
+            KeySpace(MODEL, "default"),
+            tokens,
+            draw.randrange(8),
+            loads,
+            skips,
+            most_tokens=most,
+            output_tokens=draw.choice([0, 20]),
+        )
         spots = _spots(made, loads)
         few, *left_out = narrow(wanted, PromptKeys(wanted.key_space, tokens), spots)
         among_all, expected = _choice(wanted, spots)
@@ -74,7 +93,7 @@ def test_places_without_any_of_the_prompt_are_one() -> None:
     wanted = reservation(2, range(9), on=loads)
     few = narrow(wanted, PromptKeys(wanted.key_space, wanted.tokens), _spots(made, loads))
     assert [spot.load.executor_id for spot in few.spots] == ["e3", "e19"]
-    assert (few.left_out, few.fitting) == (18, 18)
+    assert few.left_out == 18
 
 
 def test_a_refusal_counts_those_left_out() -> None:

@@ -76,13 +76,13 @@ def test_reasons_name_what_decided() -> None:
     assert choose([candidate("a", cached=32, running=2, queued=5), candidate("b", room=0)]).reasons == [
         "32 of 128 tokens cached",
         "2 running, 5 tokens queued",
-        f"cost {96 + 5 + 3 * RUNNING_TOKENS}, best of 1 with room among 2",
+        f"cost {96 + 5 + 3 * RUNNING_TOKENS}, the least with room among 2",
     ]
     assert choose([candidate("b", room=3, node=1)]).reasons == ["b node 1: needs 8 new blocks, 3 available"]
     assert choose([candidate("b", total=6)]).reasons == ["b node -1: needs 8 KV blocks, has 6"]
 
 
 def test_sequences_that_soon_end_weigh_less_than_those_that_stay() -> None:
-    busy = dataclasses.replace(candidate("a", running=8), expected_running_count=1.0)
+    busy = dataclasses.replace(candidate("a", running=8), running_beside=1.0)
     assert chosen(busy, candidate("b", running=2)) == "a"
     assert chosen(candidate("a", running=8), candidate("b", running=2)) == "b"
