@@ -1,59 +1,58 @@
-"""What one results message costs the scheduler's core: apply, then a turn that tops every sequence up.
+"""What the scheduler's core costs: a results message and the turn behind it, alone and while many sequences wait.
 
-    python -m benchmarks.scheduler [SEQUENCES ...]
+    python -m benchmarks.scheduler [SEQUENCES ...] [--waiting N --tenants T]
 
-CPU time of this thread, medians; the last line is JSON.
+Running: `SEQUENCES` in steady decode; apply, then a turn that tops every sequence up. Waiting: beside them, N sequences
+of T tenants with four priorities wait for room; every message ends a sequence, so that every turn admits one. CPU time
+of this thread, medians; the last line is JSON.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 import time
 from statistics import median
 
-from quire.v1 import executor_pb2
+from quire.v1 import executor_pb2, scheduler_pb2
+from services.scheduler import requests
 from services.scheduler.apply import apply
 from services.scheduler.reserve import take
-from services.scheduler.state import Limits
+from services.scheduler.state import Executor, Limits
 from services.scheduler.turn import turn
 from tests.unit.scheduler.sim import Harness, submit
-from tests.unit.scheduler.sim_executor import describe
+from tests.unit.scheduler.sim_executor import STOP, describe
 
 ROUNDS = 100
 
 
-def measure(count: int) -> dict[str, float]:
-    """Microseconds per message with `count` sequences in steady decode."""
+def running(count: int, tenants: int = 1) -> Harness:
+    """`count` sequences in steady decode."""
     description = describe(blocks=200 * count, block_size=32, max_sequences=count, max_step_tokens=64 * count)
-    harness = Harness(description, limits=Limits(lookahead_tokens=64))
+    limits = Limits(lookahead_tokens=64, max_queued=1 << 20, max_queued_tenant=1 << 20)
+    harness = Harness(description, limits=limits)
     for handle in range(1, count + 1):
-        harness.send(submit(handle, [1] * 20, 4000, ignore_eos=True))
-    state, executor = harness.state, harness.state.executors[0]
+        harness.send(submit(handle, [1] * 20, 4000, ignore_eos=True, tenant=f"t{handle % tenants}"))
+    executor = harness.state.executors[0]
     while len(executor.decoding) < count or executor.chunking:
         harness.step()
     while harness.results[0]:
-        apply(state, executor, harness.results[0].popleft(), harness.now)
+        apply(harness.state, executor, harness.results[0].popleft(), harness.now)
+    return harness
+
+
+def measure(harness: Harness, ends: int) -> tuple[float, float]:
+    """Microseconds of apply and of the turn behind it; `ends` sequences end with every message."""
+    state, executor = harness.state, harness.state.executors[0]
     applied, turned = [], []
     for _ in range(ROUNDS):
         while harness.to_kv:
             harness.from_kv.append(harness.kv.handle(harness.to_kv.popleft()))
         while harness.from_kv:
             take(state, harness.from_kv.popleft(), harness.now)
-        harness.turn()
-        steps = min(executor.grant_steps, *(sequence.granted_steps for sequence in executor.running.values()))
-        assert steps > 0
-        message = executor_pb2.StepResults(
-            epoch=executor.epoch,
-            sequence_number=executor.acknowledged_results + 1,
-            last_plan=executor.step,
-            sequence_ids=list(executor.running),
-            token_counts=[steps] * count,
-            token_ids=[5] * (steps * count),
-            computed_lengths=[sequence.computed_length + steps for sequence in executor.running.values()],
-            step_counts=[steps] * count,
-            timings=executor_pb2.StepTimings(step_count=steps, compute_seconds=0.01 * steps),
-        )
+        harness.now += 0.02
+        harness.to_kv.extend(turn(state, harness.now).reservations)
+        message = answer(executor, ends)
         start = time.thread_time()
         apply(state, executor, message, harness.now)
         middle = time.thread_time()
@@ -63,14 +62,67 @@ def measure(count: int) -> dict[str, float]:
         harness.gateway.take_output()
         applied.append((middle - start) * 1e6)
         turned.append((end - middle) * 1e6)
-    return {"sequences": count, "apply_us": round(median(applied)), "turn_us": round(median(turned))}
+    return median(applied), median(turned)
+
+
+def answer(executor: Executor, ends: int) -> executor_pb2.StepResults:
+    """As many steps of every sequence as it is granted, up to a grant."""
+    steps = {
+        stay: min(executor.grant_steps, sequence.granted_steps)
+        for stay, sequence in executor.running.items()
+        if sequence.granted_steps and not sequence.chunks
+    }
+    # What just entered computes its prompt, a chunk at a time.
+    chunks = {stay: s.chunks[0] for stay, s in executor.running.items() if s.chunks}
+    stays = [*steps, *chunks]
+    counts = [*steps.values(), *(int(_ends_prompt(executor, stay)) for stay in chunks)]
+    return executor_pb2.StepResults(
+        epoch=executor.epoch,
+        sequence_number=executor.acknowledged_results + 1,
+        last_plan=executor.step,
+        sequence_ids=stays,
+        token_counts=counts,
+        token_ids=[5] * sum(counts),
+        computed_lengths=[executor.running[stay].computed_length + (chunks.get(stay) or steps[stay]) for stay in stays],
+        step_counts=[*steps.values(), *(1 for _ in chunks)],
+        ended=[executor_pb2.SequenceEnd(sequence_id=stay, reason=STOP) for stay in list(steps)[:ends]],
+        timings=executor_pb2.StepTimings(step_count=1, compute_seconds=0.01),
+    )
+
+
+def _ends_prompt(executor: Executor, stay: int) -> bool:
+    sequence = executor.running[stay]
+    return sequence.computed_length + sequence.chunks[0] >= len(sequence.token_ids)
+
+
+def fill(harness: Harness, count: int, tenants: int) -> None:
+    """Lets `count` sequences wait, which arrived one after the other in the last minute and a half."""
+    first = 1 + max(harness.clients)
+    for number in range(count):
+        arrived_at = harness.now - 90.0 * (1 - number / count)
+        handle, tenant = first + number, f"t{number % tenants}"
+        prompt = [1 + number % 7] * 32 + [number % 900 + 1] * (number % 64)
+        priority = (0, 0, 0, 1, 5)[number % 5]
+        submits = [submit(handle, prompt, 64, tenant=tenant, priority=priority)]
+        requests.serve(harness.state, harness.gateway, scheduler_pb2.ServeRequest(submits=submits), arrived_at)
 
 
 def main() -> None:
-    points = [measure(int(count)) for count in sys.argv[1:] or (1, 32, 256)]
-    for point in points:
-        print(f"{point['sequences']:5} sequences: apply {point['apply_us']} us, turn {point['turn_us']} us")
-    print(json.dumps({"points": points}))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sequences", type=int, nargs="*", default=[1, 32, 256])
+    parser.add_argument("--waiting", type=int, default=0)
+    parser.add_argument("--tenants", type=int, default=300)
+    given = parser.parse_args()
+    points = []
+    for count in given.sequences:
+        harness = running(count)
+        if given.waiting:
+            fill(harness, given.waiting, given.tenants)
+        applied, turned = measure(harness, ends=1 if given.waiting else 0)
+        points.append({"sequences": count, "apply_us": round(applied), "turn_us": round(turned)})
+        beside = f" beside {given.waiting} of {given.tenants} tenants that wait" if given.waiting else ""
+        print(f"{count:5} sequences{beside}: apply {applied:.0f} us, turn {turned:.0f} us")
+    print(json.dumps({"waiting": given.waiting, "tenants": given.tenants, "points": points}))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import grpc
 from quire.cli.common import add_address, api_key, gateway_address, in_words, parser
 from quire.cli.plain import plain
 from quire.cli.status_kv import kv_report, kv_text
+from quire.cli.status_queue import queue_report, queue_text
 from quire.client import bearer
 from quire.supervisor import health
 from quire.supervisor.rundir import RunDirectory, RunState
@@ -27,10 +28,12 @@ def run(argv: Sequence[str]) -> int:
         "quire status\n"
         "quire status --json\n"
         "quire status --kv                         pools, tiers, formats, reuse of prefixes\n"
+        "quire status --queue                      who waits and why, what each tenant was served\n"
         "quire status --address gpu-box:50051      a gateway elsewhere",
     )
     add_address(args)
     args.add_argument("--kv", action="store_true", help="show the KV memory in full, and nothing else")
+    args.add_argument("--queue", action="store_true", help="show the queues in full, and nothing else")
     args.add_argument("--json", action="store_true", help="print a JSON object")
     given = args.parse_args(argv)
     live = None if given.address else RunDirectory().live()
@@ -38,6 +41,10 @@ def run(argv: Sequence[str]) -> int:
         answer = _kv(gateway_address(given), api_key(given.api_key))
         print(json.dumps(answer, indent=2) if given.json else answer["error"] or kv_text(answer["kv"]))
         return 0 if answer["kv"] and not answer["kv"]["violations"] else 1
+    if given.queue:
+        answer = _queues(gateway_address(given), api_key(given.api_key))
+        print(json.dumps(answer, indent=2) if given.json else answer["error"] or queue_text(answer["queues"]))
+        return 0 if answer["queues"] else 1
     report = _report(live, gateway_address(given), api_key(given.api_key))
     print(json.dumps(report, indent=2) if given.json else _text(report))
     return 0 if report["healthy"] else 1
@@ -48,6 +55,13 @@ def _kv(address: str, key: str) -> dict[str, Any]:
     answer = _gateway(address, key)
     kv = kv_report(answer["kv"], answer["executors"]) if answer["error"] is None else None
     return {"address": address, "error": answer["error"], "kv": kv}
+
+
+def _queues(address: str, key: str) -> dict[str, Any]:
+    """What the scheduler behind the gateway states of its queues; `queues` is None where it does not."""
+    answer = _gateway(address, key)
+    error = answer["error"] if answer["queues"] is None else None  # without a kvmanager they are all the more of use
+    return {"address": address, "error": error, "queues": answer["queues"]}
 
 
 def _report(live: RunState | None, address: str, key: str) -> dict[str, Any]:
@@ -76,7 +90,7 @@ async def _services(live: RunState) -> list[dict[str, Any]]:
 
 def _gateway(address: str, key: str) -> dict[str, Any]:
     """Models, queue and KV as the gateway at `address` states them; `error` says why where it does not."""
-    empty: dict[str, Any] = {"models": [], "queue": {}, "kv": {}, "executors": [], "version": ""}
+    empty: dict[str, Any] = {"models": [], "queue": {}, "queues": None, "kv": {}, "executors": [], "version": ""}
     with grpc.insecure_channel(address) as channel:
         try:
             status = gateway_pb2_grpc.AdminServiceStub(channel).GetStatus(
@@ -101,6 +115,7 @@ def _gateway(address: str, key: str) -> dict[str, Any]:
             "waiting": scheduler.waiting_count,
             "preemptions": scheduler.preemption_count,
         },
+        "queues": queue_report(plain(scheduler)) if status.HasField("scheduler") else None,
         "kv": plain(scheduler.kv),
     }
 

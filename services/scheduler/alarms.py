@@ -29,6 +29,7 @@ def ring(state: State, now: float) -> None:
     while (first := state.deadlines.peek()) is not None and first[0][0] <= now:
         fail_request(state, state.deadlines.pop(), QuireError(Reason.DEADLINE, "the deadline passed"))
     for name, model in list(state.models.items()):
+        model.ledger.mark(now)
         _ring_model(state, name, model, now)
     if state.kv_lost_at is not None and now >= state.kv_lost_at + state.limits.resume_seconds:
         _fail_all(state, QuireError(Reason.KVMANAGER_LOST, "the kvmanager is gone"))

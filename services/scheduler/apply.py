@@ -62,6 +62,7 @@ def _apply_tokens(state: State, executor: Executor, results: executor_pb2.StepRe
         if count:
             total += count
             request, ids = sequence.request, all_ids[start:at]
+            request.account.output_tokens += count
             gateway = request.gateway
             gateway.has_output = True
             gateway.handles.append(request.handle)

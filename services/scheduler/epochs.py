@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.v1 import types_pb2
 from services.common.errors import QuireError, Reason
+from services.scheduler.fairness import Ledger
 from services.scheduler.lifecycle import fail_request, leave_lost, requeue
 from services.scheduler.requests import say_models
 from services.scheduler.slowness import SOUND, Pace
@@ -104,7 +105,8 @@ def _note_models(state: State, now: float) -> None:
             continue
         known = state.models.get(model.name)
         if known is None:
-            state.models[model.name] = Model(model)
+            queue, ledger = state.limits.policy.queue(), Ledger(state.limits.output_cost)
+            state.models[model.name] = Model(model, queue, ledger)
             changed = True
             continue
         if known.description != model and (known.lost_at is not None or len(state.serving(model.name)) == 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=tuple[float, ...])
@@ -36,6 +36,10 @@ class LazyHeap(Generic[Key, Item]):
         while self._entries and self._is_dead(self._entries[0][1]):
             heapq.heappop(self._entries)
         return self._entries[0] if self._entries else None
+
+    def __iter__(self) -> Iterator[tuple[Key, Item]]:
+        """All living ones, in no order."""
+        return (entry for entry in self._entries if not self._is_dead(entry[1]))
 
     def pop(self) -> Item:
         """Takes out the one that `peek` returned."""

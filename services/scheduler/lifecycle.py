@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
@@ -47,6 +48,10 @@ def place(
     sequence.note_reported(executor.block_size)
     sequence.answered_at = now
     executor.running[stay] = executor.entering[stay] = executor.prefilling[stay] = sequence
+    request.account.grant(sequence, granted.cached_tokens)
+    request.account.running_count += 1
+    if request.target_gap is not None:
+        executor.target_gaps[request.target_gap] += 1
     counters = executor.counters
     counters.prefix_query_tokens += len(sequence.token_ids)
     counters.prefix_hit_tokens += granted.cached_tokens
@@ -106,6 +111,10 @@ def _detach(sequence: Sequence) -> tuple[Executor, int]:
     executor, stay = sequence.executor, sequence.sequence_id
     assert executor is not None
     del executor.running[stay]
+    request = sequence.request
+    request.account.running_count -= 1
+    if request.target_gap is not None:
+        executor.target_gaps -= Counter((request.target_gap,))
     for part in (
         executor.prefilling,
         executor.decoding,
@@ -130,6 +139,7 @@ def requeue(state: State, sequence: Sequence) -> None:
 def abandon(state: State, sequence: Sequence) -> None:
     """Forgets a reservation that was asked for; should it be granted, it goes straight back."""
     state.asked[sequence.sequence_id].sequence = None
+    sequence.request.account.give_back(sequence)
     sequence.forget_stay()
 
 
@@ -148,9 +158,12 @@ def finish(
         leave(state, sequence)
     elif sequence.phase is Phase.RESERVING:
         abandon(state, sequence)
+    elif (model := state.models.get(sequence.request.model)) is not None:
+        model.queue.remove(sequence)
     sequence.move(Phase.ENDED)
     state.live_counts[sequence.request.model] -= 1
     request = sequence.request
+    request.account.live_count -= 1
     end_choice(request, sequence.choice, reason, error=error, stop_token_id=stop_token_id)
     if request.siblings_wait and sequence is request.lead:
         release_siblings(state, request)

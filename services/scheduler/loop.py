@@ -15,6 +15,7 @@ from services.scheduler.alarms import next_alarm
 from services.scheduler.executors import ExecutorLink
 from services.scheduler.gateways import GatewayStreams
 from services.scheduler.kv_link import KvLink
+from services.scheduler.policy import make_policy
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.state import Executor, Limits, State
 from services.scheduler.turn import turn
@@ -155,6 +156,10 @@ def limits(settings: SchedulerSettings) -> Limits:
     return Limits(
         step_tokens=settings.step_tokens,
         max_queued=settings.max_queued,
+        max_queued_tenant=settings.max_queued_tenant,
+        policy=make_policy(settings.policy, settings.ageing_seconds),
+        infeasible=settings.infeasible,
+        output_cost=settings.output_cost,
         grant_seconds=settings.grant_ms / 1000,
         gap_seconds=settings.gap_ms / 1000,
         lookahead_tokens=settings.lookahead_tokens,

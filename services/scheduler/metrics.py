@@ -10,6 +10,8 @@ from prometheus_client.registry import Collector
 from services.scheduler.state import Executor, State
 
 LABELS = ["model_name", "engine"]
+TENANTS = 20
+"""So many are told apart, by model: what labels a client chooses must not grow without bound."""
 COUNTERS = {
     "vllm:num_preemptions": ("Sequences that gave up their blocks.", "preemptions"),
     "vllm:prompt_tokens": ("Prompt tokens of requests that were placed.", "prompt_tokens"),
@@ -50,10 +52,33 @@ class SchedulerMetrics(Collector):
         for name in list(self._state.models):
             waiting.add_metric([name, str(first.get(name, 0))], self._state.waiting_count_of(name))
         yield waiting
+        yield from self._tenants()
+        refusals = CounterMetricFamily("quire_scheduler_refusals", "New requests refused.", labels=["reason"])
+        for reason, count in list(self._state.refusals.items()):
+            refusals.add_metric([reason], count)
+        yield refusals
         yield GaugeMetricFamily("quire_scheduler_gateways", "Gateways connected.", value=len(self._state.gateways))
         yield GaugeMetricFamily(
             "quire_scheduler_executors", "Executors connected.", value=sum(e.connected for e in self._state.executors)
         )
+
+    def _tenants(self) -> Iterable[Metric]:
+        """The queue by tenant: those with most sequences by name, all others as one without a name."""
+        labels = ["model_name", "tenant"]
+        waiting = GaugeMetricFamily("quire_scheduler_tenant_waiting", "Sequences that wait for blocks.", labels=labels)
+        running = GaugeMetricFamily("quire_scheduler_tenant_running", "Sequences that hold blocks.", labels=labels)
+        for name, model in list(self._state.models.items()):
+            accounts = sorted(model.ledger.accounts(), key=lambda account: -account.live_count)
+            counts: dict[str, list[int]] = {}
+            for place, account in enumerate(accounts):
+                count = counts.setdefault(account.tenant if place < TENANTS else "", [0, 0])
+                count[0] += account.waiting_count
+                count[1] += account.running_count
+            for tenant, (waits, runs) in counts.items():
+                waiting.add_metric([name, tenant], waits)
+                running.add_metric([name, tenant], runs)
+        yield waiting
+        yield running
 
 
 def _usage(executor: Executor) -> float:

@@ -1,15 +1,21 @@
-"""Who is next: preempted first, then by priority, then by arrival; what cannot meet its deadline comes last."""
+"""What waits for blocks at one model: preempted ones first, then the fair order; what cannot meet its deadline last."""
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator
+from typing import Protocol
+
 from services.scheduler.heap import LazyHeap
-from services.scheduler.sequence import Phase, Sequence
+from services.scheduler.order import FairOrder, is_gone
+from services.scheduler.sequence import Request, Sequence
 
 _Key = tuple[bool, int, int, int]
+PREEMPTED = "goes on after it was preempted"
 
 
 def order(sequence: Sequence) -> _Key:
-    """Smaller is sooner."""
+    """Preempted, then by priority, then by arrival: smaller is sooner."""
     request = sequence.request
     return (not sequence.preempted, -request.priority, request.arrival, sequence.choice)
 
@@ -22,34 +28,131 @@ def is_feasible(sequence: Sequence, now: float, prefill_tokens_per_second: float
     return now + len(sequence.token_ids) / prefill_tokens_per_second <= deadline
 
 
-class WaitingQueue:
-    """Sequences of one model that wait for blocks. Those that ended meanwhile are skipped."""
-
-    def __init__(self) -> None:
-        self._feasible: LazyHeap[_Key, Sequence] = LazyHeap(_has_left)
-        self._late: LazyHeap[_Key, Sequence] = LazyHeap(_has_left)
+class WaitingQueue(Protocol):
+    """Sequences of one model that wait for blocks. `now` in seconds never runs back."""
 
     def __len__(self) -> int:
-        """Entries held, those of ended sequences included."""
-        return len(self._feasible) + len(self._late)
+        """Sequences held. Of those that ended, some may still be among them."""
+        ...
 
-    def push(self, sequence: Sequence) -> None:
-        self._feasible.push(order(sequence), sequence)
+    def push(self, sequence: Sequence) -> None: ...
 
     def peek(self, now: float, prefill_tokens_per_second: float) -> Sequence | None:
         """The next one, still queued."""
-        while (first := self._feasible.peek()) is not None:
-            if is_feasible(first[1], now, prefill_tokens_per_second):
-                return first[1]
-            self._late.push(first[0], self._feasible.pop())
+        ...
+
+    def pop(self, sequence: Sequence) -> None:
+        """Takes out the one that `peek` returned."""
+        ...
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes out one that is about to end; one that is not queued is none of its business."""
+        ...
+
+    def reason(self, sequence: Sequence, now: float) -> str:
+        """Why the one that `peek` returned is next."""
+        ...
+
+    def upcoming(self, count: int, now: float) -> Iterator[tuple[Sequence, str]]:
+        """At least the next `count`, and why others go before; empty where only room is missing."""
+        ...
+
+    def tokens_ahead(self, request: Request, tokens: int, now: float) -> int:
+        """Tokens to compute before those of a request that is about to be queued; it has `tokens` itself."""
+        ...
+
+
+class FairQueue:
+    """The fair order between those that hold progress already and those that are too late."""
+
+    def __init__(self, ageing_seconds: float) -> None:
+        self._preempted: LazyHeap[_Key, Sequence] = LazyHeap(is_gone)
+        self._fair = FairOrder(ageing_seconds)
+        self._late: LazyHeap[_Key, Sequence] = LazyHeap(is_gone)
+
+    def __len__(self) -> int:
+        return len(self._preempted) + len(self._fair) + len(self._late)
+
+    def push(self, sequence: Sequence) -> None:
+        if sequence.preempted:
+            self._preempted.push(order(sequence), sequence)
+        else:
+            self._fair.push(sequence)
+
+    def peek(self, now: float, prefill_tokens_per_second: float) -> Sequence | None:
+        while (preempted := self._preempted.peek()) is not None:
+            if is_feasible(preempted[1], now, prefill_tokens_per_second):
+                return preempted[1]
+            self._late.push(preempted[0], self._preempted.pop())
+        while (sequence := self._fair.peek(now)) is not None:
+            if is_feasible(sequence, now, prefill_tokens_per_second):
+                return sequence
+            self._fair.pop(sequence)
+            self._late.push(order(sequence), sequence)
         late = self._late.peek()
         return late[1] if late is not None else None
 
     def pop(self, sequence: Sequence) -> None:
-        """Takes out the one that `peek` returned."""
-        first = self._feasible.peek()
-        (self._feasible if first is not None and first[1] is sequence else self._late).pop()
+        if sequence.line is not None:
+            self._fair.pop(sequence)
+        else:
+            preempted = self._preempted.peek()
+            (self._preempted if preempted is not None and preempted[1] is sequence else self._late).pop()
+
+    def remove(self, sequence: Sequence) -> None:
+        if sequence.line is not None:
+            self._fair.remove(sequence)
+
+    def reason(self, sequence: Sequence, now: float) -> str:
+        request = sequence.request
+        if sequence.line is None and sequence.preempted:
+            return PREEMPTED
+        if sequence.line is None:
+            return "too late for its deadline, but nothing else waits"
+        own, priority = request.priority, self._fair.priority(request, now)
+        aged = f", raised from {own}," if priority != own else ""
+        served = f"{request.account.virtual_time:,.0f}"
+        return f"priority {priority}{aged} is the highest, and its tenant was served least: {served}"
+
+    def upcoming(self, count: int, now: float) -> Iterator[tuple[Sequence, str]]:
+        yield from ((sequence, "") for _, sequence in heapq.nsmallest(count, self._preempted))
+        yield from self._fair.upcoming(count, now)
+        yield from (
+            (sequence, "cannot meet its deadline: goes last") for _, sequence in heapq.nsmallest(count, self._late)
+        )
+
+    def tokens_ahead(self, request: Request, tokens: int, now: float) -> int:
+        return sum(len(s.token_ids) for _, s in self._preempted) + self._fair.tokens_ahead(request, tokens, now)
 
 
-def _has_left(sequence: Sequence) -> bool:
-    return sequence.phase is not Phase.WAITING
+class ArrivalQueue:
+    """First come, first served, whatever the priority, the tenant or the deadline; preempted ones first."""
+
+    def __init__(self) -> None:
+        self._heap: LazyHeap[tuple[bool, int, int], Sequence] = LazyHeap(is_gone)
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, sequence: Sequence) -> None:
+        self._heap.push((not sequence.preempted, sequence.request.arrival, sequence.choice), sequence)
+
+    def peek(self, now: float, prefill_tokens_per_second: float) -> Sequence | None:
+        first = self._heap.peek()
+        return first[1] if first is not None else None
+
+    def pop(self, sequence: Sequence) -> None:
+        self._heap.pop()
+
+    def remove(self, sequence: Sequence) -> None:
+        """It is skipped when it comes up."""
+
+    def reason(self, sequence: Sequence, now: float) -> str:
+        return PREEMPTED if sequence.preempted else "came first"
+
+    def upcoming(self, count: int, now: float) -> Iterator[tuple[Sequence, str]]:
+        for number, (_, sequence) in enumerate(heapq.nsmallest(count, self._heap)):
+            yield sequence, f"{number} came before" if number else ""
+
+    def tokens_ahead(self, request: Request, tokens: int, now: float) -> int:
+        return sum(len(waiting.token_ids) for _, waiting in self._heap)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.common.limits import MAX_CHOICES
+from services.scheduler.intake import check_deadline, check_room, prefill_rate, start_by
 from services.scheduler.lifecycle import cancel_request, enqueue, finish, forget_request
 from services.scheduler.sequence import Phase, Request, Sequence, step_limit
 from services.scheduler.state import Gateway, Model, State
@@ -19,6 +20,7 @@ def serve(state: State, gateway: Gateway, message: scheduler_pb2.ServeRequest, n
         try:
             _submit(state, gateway, submit, now)
         except QuireError as error:
+            state.refusals[error.reason.name] += 1
             _refuse(gateway, submit.handle, range(max(1, min(submit.choice_count, MAX_CHOICES))), error)
     for attach in message.attaches:
         refusal = QuireError(Reason.UNSUPPORTED, "attaches: not supported")
@@ -79,8 +81,8 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
     resumes = len(submit.progress) > 0  # it was let in before: turning it away now would break a running answer
     if not resumes and state.draining:
         raise QuireError(Reason.DRAINING, "the scheduler is shutting down")
-    if not resumes and state.waiting_count + submit.choice_count > state.limits.max_queued:
-        raise QuireError(Reason.QUEUE_FULL, f"{state.waiting_count} sequences are waiting already")
+    if not resumes:
+        check_room(state, submit)
     request = Request(
         gateway=gateway,
         handle=submit.handle,
@@ -97,7 +99,12 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         arrival=next(state.arrivals),
         arrived_at=now,
         deadline_at=now + submit.deadline_ms / 1000 if submit.deadline_ms else None,
+        start_by=start_by(submit, now, prefill_rate(state, submit.model)),
+        target_gap=submit.target_token_gap_ms / 1000 if submit.target_token_gap_ms else None,
+        account=model.ledger.open(submit.tenant, submit.tenant_weight or 1.0),
     )
+    if not resumes:
+        check_deadline(state, model, request, now)
     _add_sequences(state, request, submit, model)
     gateway.requests[request.handle] = request
     state.request_ids[request.tenant, request.request_id] = request
@@ -132,6 +139,7 @@ def _add_sequences(state: State, request: Request, submit: scheduler_pb2.Submit,
             )
         )
     state.live_counts[request.model] += len(request.sequences)
+    request.account.live_count += len(request.sequences)
 
 
 def _settle(state: State, sequence: Sequence, model: Model) -> None:

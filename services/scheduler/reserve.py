@@ -9,6 +9,7 @@ from __future__ import annotations
 from quire.v1 import kvmanager_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.common.limits import MESSAGE_TOKENS
+from services.scheduler.decisions import Admission
 from services.scheduler.lifecycle import count_slots, enqueue, fail_request, finish, place
 from services.scheduler.queue import order
 from services.scheduler.restate import lose
@@ -86,16 +87,19 @@ def _admissions(state: State, now: float) -> list[kvmanager_pb2.Reservation]:
     reservations = []
     for name, model in state.models.items():
         executors = _candidates(state.serving(name))
-        if not executors:
+        if not executors or not len(model.queue):
             continue
         assert executors[0].description is not None
         rate = executors[0].description.prefill_tokens_per_second
-        while model.asked_count < model.window and (sequence := model.queue.peek(now, rate)) is not None:
-            allowed = [e for e in executors if _has_room(e) and _fits(state, sequence, e)]
-            if not allowed:
+        while model.asked_count < model.window:
+            open_ones = [e for e in executors if _has_room(e) and state.limits.policy.admits(e)]
+            sequence = model.queue.peek(now, rate) if open_ones else None
+            allowed = [e for e in open_ones if sequence is not None and _fits(state, sequence, e)]
+            if sequence is None or not allowed:
                 break
+            why = model.queue.reason(sequence, now)
             model.queue.pop(sequence)
-            reservations.append(_ask(state, model, sequence, allowed))
+            reservations.append(_ask(state, model, sequence, allowed, why))
     return reservations
 
 
@@ -126,11 +130,15 @@ def _blocks(tokens: int, executor: Executor) -> int:
     return -(-tokens // executor.block_size)
 
 
-def _ask(state: State, model: Model, sequence: Sequence, allowed: list[Executor]) -> kvmanager_pb2.Reservation:
+def _ask(
+    state: State, model: Model, sequence: Sequence, allowed: list[Executor], why: str
+) -> kvmanager_pb2.Reservation:
     request = sequence.request
     sequence.move(Phase.RESERVING)
     sequence.sequence_id = next(state.sequence_ids)
-    state.asked[sequence.sequence_id] = Asked(sequence, model, {e.executor_id: (e, e.epoch) for e in allowed})
+    request.account.ask(sequence)
+    executors = {e.executor_id: (e, e.epoch) for e in allowed}
+    state.asked[sequence.sequence_id] = Asked(sequence, model, executors, why)
     model.asked_count += 1
     length = len(sequence.token_ids)
     lookahead = min(state.limits.lookahead_tokens, sequence.length_limit - length)
@@ -210,6 +218,7 @@ def _take_reservation(state: State, result: kvmanager_pb2.ReservationResult, now
         executor, epoch = chosen
         if sequence is not None and executor.takes and executor.epoch == epoch:
             place(state, sequence, executor, result, now)
+            _note(model, sequence, executor, asked.why, result, now)
             return
         state.releases.append(result.sequence_id)
         if sequence is not None:
@@ -218,7 +227,16 @@ def _take_reservation(state: State, result: kvmanager_pb2.ReservationResult, now
         _refused(state, model, sequence, result, now)
 
 
+def _note(
+    model: Model, sequence: Sequence, executor: Executor, why: str, result: kvmanager_pb2.ReservationResult, now: float
+) -> None:
+    request, placement = sequence.request, tuple(result.reasons)
+    who = (request.request_id, sequence.choice, request.tenant)
+    model.admissions.append(Admission(now, *who, now - request.arrived_at, executor.target, why, placement))
+
+
 def _back(state: State, sequence: Sequence) -> None:
+    sequence.request.account.give_back(sequence)
     sequence.forget_stay()
     sequence.move(Phase.WAITING)
     enqueue(state, sequence)
@@ -230,11 +248,13 @@ def _refused(
     reasons = "; ".join(result.reasons)
     _back(state, sequence)
     if result.outcome == NO_BLOCKS:
+        model.refusal = f"no KV blocks: {reasons}" if reasons else "no KV blocks"
         model.window, model.unplaced_since = 0, None
         serving = state.serving(sequence.request.model)
         quiet = not any(e.running or e.leaving for e in serving) and not state.releases
         model.retry_at = now + QUIET_RETRY_SECONDS if quiet else None
     elif result.outcome == NO_EXECUTOR:
+        model.refusal = f"the kvmanager knows no executor: {reasons}"
         model.window = 0
         model.unplaced_since = model.unplaced_since if model.unplaced_since is not None else now
         waited = now - model.unplaced_since

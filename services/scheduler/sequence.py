@@ -10,6 +10,8 @@ from quire.v1 import types_pb2
 from services.scheduler.stays import Stay
 
 if TYPE_CHECKING:
+    from services.scheduler.fairness import Account
+    from services.scheduler.order import Line
     from services.scheduler.state import Executor, Gateway
 
 UNLIMITED_STEPS = 1 << 30
@@ -53,6 +55,9 @@ class Request:
     arrival: int  # counts requests
     arrived_at: float  # seconds
     deadline_at: float | None  # seconds, same clock
+    start_by: float  # seconds: when to start for the first token to come in time
+    target_gap: float | None  # seconds between tokens that the client aims at
+    account: Account  # the tenant's at this model
     sequences: list[Sequence] = field(default_factory=list)  # those to compute, the lead first
     started: bool = False
     siblings_wait: bool = False  # the others queue once the lead's prompt is computed: they find its blocks
@@ -82,6 +87,8 @@ class Sequence:
     wants_prompt_scores: bool
     phase: Phase = Phase.WAITING
     preempted: bool = False
+    charged: bool = False  # the tokens that it began with count as served to its tenant
+    line: Line | None = None  # where it waits, under the fair order
     prompt_scored: int = 1  # prompt tokens whose log probabilities were delivered; token 0 has none
 
     # The present stay.

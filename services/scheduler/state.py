@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
+from services.scheduler.decisions import Admission
+from services.scheduler.fairness import Ledger
 from services.scheduler.heap import LazyHeap
+from services.scheduler.policy import Fair, Infeasible, Policy
 from services.scheduler.queue import WaitingQueue
 from services.scheduler.sequence import Request, Sequence
 from services.scheduler.slowness import SOUND, Pace, Slowness
@@ -16,6 +19,8 @@ from services.scheduler.stays import Leaving
 
 TARGET_GROUP = 0  # the cache group of the model itself
 UNLIMITED = 1 << 30
+ADMISSIONS = 64
+"""The latest of one model are remembered, with their reasons."""
 RATE_SECONDS = 5.0
 """Span over which output tokens per second are counted."""
 
@@ -26,6 +31,10 @@ class Limits:
 
     step_tokens: int = 0  # 0: the executor's own limit
     max_queued: int = 4096
+    max_queued_tenant: int = 2048
+    policy: Policy = field(default_factory=Fair)
+    infeasible: Infeasible = Infeasible.LAST
+    output_cost: float = 2.0  # of an output token beside one of a prompt
     grant_seconds: float = 0.020
     gap_seconds: float = 0.150  # of a step that prefills beside sequences which decode
     lookahead_tokens: int = 64
@@ -92,6 +101,7 @@ class Executor:
     total_blocks: int = 0
     stall_check_at: float | None = None
     output_marks: deque[tuple[float, int]] = field(default_factory=deque)  # (seconds, output tokens)
+    target_gaps: Counter[float] = field(default_factory=Counter)  # seconds that running sequences aim at
 
     @property
     def executor_id(self) -> str:
@@ -122,6 +132,11 @@ class Executor:
         assert self.description is not None
         return next(g.block_size for g in self.description.groups if g.group_id == TARGET_GROUP)
 
+    @property
+    def gap_target(self) -> float | None:
+        """Seconds between tokens that the most demanding running sequence aims at; None where none does."""
+        return min(self.target_gaps, default=None)
+
     def output_rate(self, now: float) -> float:
         """Output tokens per second over the last seconds."""
         return sum(count for at, count in list(self.output_marks) if now - at <= RATE_SECONDS) / RATE_SECONDS
@@ -132,9 +147,12 @@ class Model:
     """A model that can be asked for; it outlives its last executor for a while."""
 
     description: types_pb2.ModelDescription
-    queue: WaitingQueue = field(default_factory=WaitingQueue)
+    queue: WaitingQueue
+    ledger: Ledger
+    admissions: deque[Admission] = field(default_factory=lambda: deque(maxlen=ADMISSIONS))
     lost_at: float | None = None  # since when no executor serves it
     window: int = UNLIMITED  # the most reservations in flight: 0 after a refusal, 1 to try again, then unlimited
+    refusal: str = ""  # what the kvmanager said, while that lasts
     asked_count: int = 0  # reservations in flight
     retry_at: float | None = None  # when to try again although nothing was heard
     unplaced_since: float | None = None  # since when the kvmanager knows no executor for it
@@ -177,6 +195,7 @@ class Asked:
     sequence: Sequence | None  # None: abandoned meanwhile, what is granted goes straight back
     model: Model
     executors: dict[str, tuple[Executor, int]]  # by id: the executor and the epoch it had
+    why: str  # it was next
 
 
 class State:
@@ -191,6 +210,7 @@ class State:
         self.gateways: list[Gateway] = []
         self.request_ids: dict[tuple[str, str], Request] = {}  # by tenant and request id
         self.live_counts: Counter[str] = Counter()  # sequences that have not ended, by model
+        self.refusals: Counter[str] = Counter()  # new requests refused, by reason
         self.totals: dict[tuple[str, int], Counters] = {}  # by model and executor index
         self.draining = False
         self.deadlines: LazyHeap[tuple[float, int], Request] = LazyHeap(lambda request: request.ended)

@@ -8,6 +8,7 @@ import grpc
 
 from quire.v1 import kvmanager_pb2, scheduler_pb2
 from services.scheduler.loop import SchedulerLoop
+from services.scheduler.queue_status import describe_queues, describe_refusals
 
 KV_STATUS_SECONDS = 2.0
 
@@ -21,6 +22,8 @@ async def describe(loop: SchedulerLoop) -> scheduler_pb2.GetSchedulerStatusRespo
         waiting_count=state.waiting_count,
         preemption_count=sum(counters.preemptions for counters in state.totals.values()),
         gateway_count=len(state.gateways),
+        queues=describe_queues(state, time.monotonic()),
+        refusals=describe_refusals(state),
     )
     if state.kv_connected:
         try:

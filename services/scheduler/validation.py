@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason, invalid
-from services.common.limits import MAX_CHOICES, MAX_PRIORITY, check_ids, check_integer
+from services.common.limits import MAX_CHOICES, MAX_PRIORITY, MAX_TARGET_MS, check_ids, check_integer
 
 
 def check_submit(submit: scheduler_pb2.Submit, model: types_pb2.ModelDescription) -> None:
@@ -16,6 +18,10 @@ def check_submit(submit: scheduler_pb2.Submit, model: types_pb2.ModelDescription
     check_integer("priority", submit.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if submit.deadline_ms < 0:
         raise invalid("deadline_ms", f"must be at least 0, not {submit.deadline_ms}")
+    if not 0 <= submit.tenant_weight < math.inf:
+        raise invalid("tenant_weight", f"must be at least 0 and finite, not {submit.tenant_weight:g}")
+    check_integer("target_first_token_ms", submit.target_first_token_ms, 0, MAX_TARGET_MS)
+    check_integer("target_token_gap_ms", submit.target_token_gap_ms, 0, MAX_TARGET_MS)
     if not submit.sampling.HasField("seed"):
         raise invalid("sampling.seed", "must be set")
     if not submit.prompt_token_ids:
