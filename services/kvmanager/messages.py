@@ -45,7 +45,7 @@ def read_loads(loads: kvmanager_pb2.ExecutorLoads) -> list[AllowedExecutor]:
 
 
 def read_reservation(message: kvmanager_pb2.Reservation, loads: Sequence[AllowedExecutor] = ()) -> Reservation:
-    """`loads`: the message's, for a reservation that names no executors itself."""
+    """`loads`: those of its message. Raises PROTOCOL where it names another."""
     return Reservation(
         message.sequence_id,
         KeySpace(message.model_fingerprint, message.namespace, message.kv_policy, message.adapter),
@@ -61,7 +61,7 @@ def read_reservation(message: kvmanager_pb2.Reservation, loads: Sequence[Allowed
             )
             for e in message.executors
         ]
-        or loads,
+        or _allowed(message, loads),
         message.skip_prefix_cache,
         Retention(message.cache_priority, message.pin_ms / 1000),
         message.parent_sequence_id,
@@ -183,6 +183,15 @@ def write_pool_status(executor_id: str, pool: Pool) -> kvmanager_pb2.PoolStatus:
         cached_count=pool.blocks.cached_count,
         leased_count=pool.blocks.leased_count,
     )
+
+
+def _allowed(message: kvmanager_pb2.Reservation, loads: Sequence[AllowedExecutor]) -> Sequence[AllowedExecutor]:
+    indexes = message.load_indexes
+    if not indexes:
+        return loads
+    if min(indexes) < 0 or max(indexes) >= len(loads):
+        raise QuireError(Reason.PROTOCOL, f"load_indexes: the message has {len(loads)} loads")
+    return [loads[index] for index in indexes]
 
 
 def _write_blocks(blocks: Sequence[GroupBlocks]) -> list[executor_pb2.BlockList]:

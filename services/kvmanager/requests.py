@@ -7,7 +7,7 @@ from services.kvmanager import messages
 from services.kvmanager.holdings import Refused, Session
 from services.kvmanager.manager import KvManager
 from services.kvmanager.placement import Outcome
-from services.kvmanager.reservations import ExtensionAnswer
+from services.kvmanager.reservations import ExtensionAnswer, add_granted
 from services.kvmanager.responses import Responses, log_refusal
 
 
@@ -51,8 +51,10 @@ def apply_request(manager: KvManager, session: Session, request: kvmanager_pb2.R
         responses.add_extension(session, extension)
 
     for message in request.reservations:
-        answer = manager.reserve(session, messages.read_reservation(message, loads))
+        wanted = messages.read_reservation(message, loads)
+        answer = manager.reserve(session, wanted)
         if answer is not None:
+            add_granted(loads, answer, len(wanted.tokens) - answer.cached_tokens)
             responses.add_answer(session, answer)
     responses.finish()
     return responses

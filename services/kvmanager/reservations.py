@@ -139,6 +139,15 @@ class ReservationAnswer:
     copies: Sequence[BlockCopy] = ()
 
 
+def add_granted(loads: list[AllowedExecutor], answer: ReservationAnswer, queued_tokens: int) -> None:
+    """Brings loads up to date, where a reservation was granted that leaves so many tokens to compute."""
+    for index, load in enumerate(loads if answer.outcome == Outcome.GRANTED else ()):
+        if load.executor_id == answer.executor_id:
+            loads[index] = load._replace(
+                running_count=load.running_count + 1, queued_tokens=load.queued_tokens + queued_tokens
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class ExtensionAnswer:
     """What became of an extension; `problem` says what was malformed."""
