@@ -35,7 +35,8 @@ class SimulatedGateway(Service):
         self.open: dict[int, Open] = {}  # by handle
         self.on_end: Callable[[], object] = lambda: None
         self._load = load
-        self._waiting = iter(load)
+        self._coming = iter(load)
+        self._next = next(self._coming, None)
         self._tenants = tenants
         self._prompts = prompts
         self._max_tokens = max_tokens
@@ -48,8 +49,10 @@ class SimulatedGateway(Service):
 
     def start(self) -> None:
         """Lets the load begin."""
-        for _ in range(self._load.concurrency or 1):
-            self._next()
+        if self._load.concurrency is None:
+            self._arrive_due()
+        for _ in range(self._load.concurrency or 0):
+            self._arrive_now()
 
     def receive(self, message: scheduler_pb2.ServeResponse) -> None:
         """A message of the scheduler arrives."""
@@ -60,19 +63,21 @@ class SimulatedGateway(Service):
             self.send(self._outbox, spent)
             self._outbox = scheduler_pb2.ServeRequest()
 
-    def _next(self) -> None:
-        asked = next(self._waiting, None)
-        if asked is not None:
-            arrival = asked.arrival if self._load.concurrency is None else self.timeline.now
-            self.timeline.at(arrival, self._arrive, asked)
+    def _arrive_due(self) -> None:
+        """Those whose time has come arrive, and the next one will."""
+        while self._next is not None and self._next.arrival <= self.timeline.now:
+            self._arrive_now()
+        if self._next is not None:
+            self.timeline.at(self._next.arrival, self._arrive_due)
 
-    def _arrive(self, asked: Asked) -> None:
+    def _arrive_now(self) -> None:
+        asked, self._next = self._next, next(self._coming, None)
+        if asked is None:
+            return
         self.post(self._submit, asked)
         request = Open(self.timeline.now, asked.prompt_tokens, asked.tenant)
         self.open[asked.number + 1] = request
         self.measures.arrived(request, self.timeline.now)
-        if self._load.concurrency is None:
-            self._next()
 
     def _submit(self, asked: Asked, now: float) -> None:
         tenant = self._tenants[asked.tenant]
@@ -103,4 +108,4 @@ class SimulatedGateway(Service):
             measures.ended(requests.pop(end.handle), failure, seen)
             self.on_end()
             if self._load.concurrency is not None:
-                self._next()
+                self._arrive_now()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from quire.simulation.executor import ModelledExecutor
+from quire.simulation.executor import ModelledExecutor, PaddedExecutor
 from services.scheduler.loop import limits
+from services.scheduler.policy import PolicyName
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.state import UNLIMITED, Limits
 
-NAMES = ("fair", "no-preemption")
+NAMES = ("fair", "fcfs", "static", "no-preemption")
 
 
 class Policy(NamedTuple):
@@ -21,15 +22,19 @@ class Policy(NamedTuple):
 
 
 def policy(name: str, settings: SchedulerSettings) -> Policy:
-    """One of `NAMES`, everything else as the settings say.
+    """One of `NAMES` (KeyError for another), everything else as the settings say.
 
     - fair: continuous batching, in the scheduler's order.
     - fcfs: the same, first come first served.
     - no-preemption: blocks for all that a client allows are reserved at once, so that nothing ever has to yield.
     - static: so are they; a batch begins when the last one's longest answer has ended, and all its rows run till then.
     """
-    if name == "no-preemption":
-        return Policy(name, limits(settings.model_copy(update={"lookahead_tokens": UNLIMITED})))
-    if name == "fair":
-        return Policy(name, limits(settings))
-    raise ValueError(f"{name!r} is not one of {', '.join(NAMES)}")
+    whole = {"lookahead_tokens": UNLIMITED}
+    ways: dict[str, tuple[dict[str, Any], type[ModelledExecutor]]] = {
+        "fair": ({"policy": PolicyName.FAIR}, ModelledExecutor),
+        "fcfs": ({"policy": PolicyName.FCFS}, ModelledExecutor),
+        "static": ({"policy": PolicyName.STATIC, **whole}, PaddedExecutor),
+        "no-preemption": ({"policy": PolicyName.FAIR, **whole}, ModelledExecutor),
+    }
+    changes, executor = ways[name]
+    return Policy(name, limits(settings.model_copy(update=changes)), executor)

@@ -11,6 +11,7 @@ from quire.simulation.network import Link
 from quire.simulation.policies import policy
 from quire.simulation.service import Latencies
 from quire.simulation.world import Stalled, World
+from services.executor.cost_model import CostModel
 from services.scheduler.settings import SchedulerSettings
 from tests.simulation.scenarios import SOLO, equal_requests, load, run, scenario
 
@@ -35,8 +36,6 @@ def test_a_long_prompt_takes_a_step_for_each_chunk() -> None:
 
 def test_parts_of_a_step_cost_what_the_model_says() -> None:
     cost = {"step": 0.0, "decode_row": 0.002, "context_token": 1e-5, "prompt_token": 1e-4, "prompt_pair": 1e-6}
-    from services.executor.cost_model import CostModel
-
     report = run(scenario(load((0.0, 100, 3)), machine={"cost": CostModel(**cost)})).report
     prompt = 100 * 1e-4 + 5050 * 1e-6
     decode = 2 * 0.002 + (101 + 102) * 1e-5
@@ -98,6 +97,29 @@ def test_sequences_yield_where_blocks_run_out_and_all_ends_well() -> None:
     assert careful["kv_waste"] > report["kv_waste"]
 
 
+def test_a_static_batch_ends_with_its_longest_answer() -> None:
+    """Two batches of two: rows of the short answers run as long as those of the long ones."""
+    asked = load((0.0, 10, 5), (0.0, 10, 50), (0.0, 10, 5), (0.0, 10, 50))
+    two = scenario(asked, machine={"max_sequences": 2})
+    static, fair = (run(two, name).report for name in ("static", "fair"))
+    assert static["steps"] == 2 * 50
+    assert static["duration_s"] == pytest.approx(1.0)
+    assert static["ttft_ms"]["p99"] == pytest.approx(510.0)
+    assert fair["steps"] == 5 + 1 + 5 + 1 + 50  # a newcomer misses the step under way when it comes
+    cost = {"step": 0.0, "decode_row": 0.001, "context_token": 0.0, "prompt_token": 0.0, "prompt_pair": 0.0}
+    padded = run(scenario(asked, machine={"max_sequences": 2, "cost": CostModel(**cost)}), "static").report
+    assert padded["duration_s"] == pytest.approx(2 * 49 * 2 * 0.001)
+
+
+def test_first_come_first_served_knows_no_priority() -> None:
+    tenants = (Tenant("low", priority=0), Tenant("high", priority=5))
+    asked = load((0.0, 10, 50), (0.05, 10, 50), (0.1, 10, 50), tenants=(0, 0, 1))
+    one = scenario(asked, tenants=tenants, machine={"max_sequences": 1})
+    first = {name: run(one, name).report["tenants"][1]["ttft_ms"]["p50"] for name in ("fair", "fcfs")}
+    assert first["fair"] == pytest.approx(500 - 100 + STEP, abs=STEP)
+    assert first["fcfs"] == pytest.approx(1000 - 100 + STEP, abs=STEP)
+
+
 def test_what_can_never_fit_fails_and_the_rest_is_served() -> None:
     report = run(scenario(load((0.0, 1000, 10), (0.0, 10, 10)), machine={"block_count": 32})).report
     assert report["failures"] == {"NEVER_FITS": 1}
@@ -137,8 +159,6 @@ def test_tenants_are_told_apart() -> None:
 
 
 def test_reading_far_memory_costs_more() -> None:
-    from services.executor.cost_model import CostModel
-
     cost = CostModel(step=0.001, decode_row=0.0, context_token=1e-4, prompt_token=0.0, prompt_pair=0.0)
     asked = equal_requests(8, 100, 50, concurrency=8)
     near = run(scenario(asked, machine={"cost": cost})).report
