@@ -157,5 +157,5 @@ def describe(scenario: Scenario, index: int) -> types_pb2.ExecutorDescription:
         max_sequences=machine.max_sequences,
         max_step_tokens=machine.max_step_tokens,
         decode_step_seconds=machine.cost.seconds(StepShape(1, prompt, 0, 0)),
-        prefill_tokens_per_second=prompt / prefill,
+        prefill_tokens_per_second=prompt / prefill if prefill else 0.0,
     )

@@ -106,9 +106,9 @@ def test_a_static_batch_ends_with_its_longest_answer() -> None:
     assert static["duration_s"] == pytest.approx(1.0)
     assert static["ttft_ms"]["p99"] == pytest.approx(510.0)
     assert fair["steps"] == 5 + 1 + 5 + 1 + 50  # a newcomer misses the step under way when it comes
-    cost = {"step": 0.0, "decode_row": 0.001, "context_token": 0.0, "prompt_token": 0.0, "prompt_pair": 0.0}
+    cost = {"step": 0.001, "decode_row": 0.001, "context_token": 0.0, "prompt_token": 0.0, "prompt_pair": 0.0}
     padded = run(scenario(asked, machine={"max_sequences": 2, "cost": CostModel(**cost)}), "static").report
-    assert padded["duration_s"] == pytest.approx(2 * 49 * 2 * 0.001)
+    assert padded["duration_s"] == pytest.approx(2 * (0.001 + 49 * 0.003))
 
 
 def test_first_come_first_served_knows_no_priority() -> None:
