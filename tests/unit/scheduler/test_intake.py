@@ -141,6 +141,8 @@ def test_the_estimate_counts_what_comes_before() -> None:
     assert ahead(tenant="a", priority=0) == 100
     assert ahead(tenant="d", priority=0, tenant_weight=0.25) == 100 + 400
     assert ahead(tenant="d", priority=-1) == 100 + 1000 + 100
+    harness.cancel(1)
+    assert ahead(tenant="d", priority=-1) == 100 + 900 + 100
 
 
 def test_the_estimate_counts_what_executors_compute_already() -> None:

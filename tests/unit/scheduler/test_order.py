@@ -115,6 +115,17 @@ def test_a_flood_of_high_priority_starves_nobody() -> None:
     assert harness.now - low.request.arrived_at <= 10 * 5.0 + 1.0
 
 
+def test_a_newcomer_begins_where_the_last_one_chosen_was_even_if_nobody_waits() -> None:
+    harness, (first,) = sent({"tenant": "a"})
+    drain(harness)
+    first.request.account.output_tokens += 500
+    harness.send(submit(2, [1] * 10, tenant="a"))
+    drain(harness)
+    harness.send(submit(3, [1] * 10, tenant="b"))
+    newcomer = harness.gateway.requests[3]
+    assert newcomer.account.virtual_time == 10 + 500 * Limits().output_cost
+
+
 def test_urgent_work_of_a_tenant_overtakes_its_own_and_not_that_of_others() -> None:
     harness, (slow, urgent, target) = sent({}, {"deadline_ms": 3000}, {"target_first_token_ms": 1000})
     harness.send(submit(9, [1] * 10, tenant="b"))
@@ -170,7 +181,7 @@ def test_against_a_plain_list(seed: int) -> None:
     """Any mixture of tenants, weights, priorities and times, in which virtual times rise and fall."""
     rng, period = random.Random(seed), 4.0
     harness = waiting(Limits(policy=Fair(period)))
-    queue, plain, handle = queue_of(harness), list[Sequence](), 0
+    queue, plain, asked, handle = queue_of(harness), list[Sequence](), list[Sequence](), 0
     for _ in range(400):
         harness.now += rng.choice([0.0, 0.0, 0.1, 2.0, 9.0]) * rng.random()
         event = rng.random()
@@ -186,8 +197,17 @@ def test_against_a_plain_list(seed: int) -> None:
         elif event < 0.55 and plain:
             gone = plain.pop(rng.randrange(len(plain)))
             harness.cancel(gone.request.handle)
-        elif event < 0.7 and plain:
+        elif event < 0.65 and plain:
             rng.choice(plain).request.account.output_tokens += rng.randint(1, 30)
+        elif event < 0.8 and asked:
+            answered = asked.pop(rng.randrange(len(asked)))
+            if rng.random() < 0.3:
+                answered.request.account.give_back(answered)
+                answered.move(Phase.WAITING)
+                queue.push(answered)
+                plain.append(answered)
+            else:
+                answered.request.account.grant(answered, rng.randint(0, len(answered.token_ids) - 1))
         else:
             _check_choice(queue, plain, harness.now, period)
             sequence = queue.peek(harness.now, 1e6)
@@ -196,13 +216,8 @@ def test_against_a_plain_list(seed: int) -> None:
             queue.pop(sequence)
             sequence.move(Phase.RESERVING)
             sequence.request.account.ask(sequence)
-            if rng.random() < 0.3:
-                sequence.request.account.give_back(sequence)
-                sequence.move(Phase.WAITING)
-                queue.push(sequence)
-            else:
-                sequence.request.account.grant(sequence, rng.randint(0, len(sequence.token_ids) - 1))
-                plain.remove(sequence)
+            plain.remove(sequence)
+            asked.append(sequence)
     assert len(queue) == len(plain)
     assert [s for s, _ in queue.upcoming(1, harness.now)][:1] == [queue.peek(harness.now, 1e6)][: len(plain)]
 
