@@ -31,6 +31,14 @@ CommaList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """A list written with commas, as flag, variable or TOML string."""
 
 
+def _split_words(value: Any) -> Any:
+    return tuple(value.split()) if isinstance(value, str) else value
+
+
+WordList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_words)]
+"""A list written with spaces, for values that hold commas themselves."""
+
+
 def _not_empty(value: Any) -> Any:
     if value == "":
         raise ValueError("an empty path names nothing; leave it out for none")

@@ -6,6 +6,7 @@ import math
 
 from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
+from services.scheduler.expected import expect
 from services.scheduler.lifecycle import finish, leave_ended, release_siblings
 from services.scheduler.sequence import Sequence
 from services.scheduler.slowness import note
@@ -88,6 +89,7 @@ def _apply_tokens(state: State, executor: Executor, results: executor_pb2.StepRe
         raise QuireError(Reason.PROTOCOL, f"executor {executor.target} sent {len(all_ids)} tokens for {at}")
     if total:
         executor.counters.output_tokens += total
+        executor.expected_tokens -= total
         marks = executor.output_marks
         marks.append((now, total))
         while now - marks[0][0] > RATE_SECONDS:
@@ -116,6 +118,8 @@ def _report(state: State, executor: Executor, sequence: Sequence) -> None:
         )
     )
     sequence.note_reported(executor.block_size)
+    if sequence.output_length >= sequence.expected_output:
+        expect(state, sequence)
 
 
 def _pass_scores(sequence: Sequence, scores: executor_pb2.SequenceLogprobs) -> None:

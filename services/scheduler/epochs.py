@@ -6,7 +6,7 @@ from quire.v1 import types_pb2
 from services.common.errors import QuireError, Reason
 from services.scheduler.fairness import Ledger
 from services.scheduler.lifecycle import fail_request, leave_lost, requeue
-from services.scheduler.requests import say_models
+from services.scheduler.requests import models_changed
 from services.scheduler.slowness import SOUND, Pace
 from services.scheduler.state import UNLIMITED, Counters, Executor, Model, State
 
@@ -78,8 +78,7 @@ def forget_model(state: State, name: str, reason: QuireError) -> None:
     state.models.pop(name, None)
     for request in [r for r in state.request_ids.values() if r.model == name]:
         fail_request(state, request, reason)
-    for gateway in state.gateways:
-        say_models(state, gateway)
+    models_changed(state)
 
 
 def _lose_epoch(state: State, executor: Executor) -> None:
@@ -89,6 +88,7 @@ def _lose_epoch(state: State, executor: Executor) -> None:
         requeue(state, sequence)
     state.releases.extend(executor.leaving)
     executor.leaving.clear()
+    executor.expected_tokens = 0
     executor.ended_ids, executor.sealed, executor.operations, executor.demotions = [], [], [], []
     executor.appends = {}
     executor.top_up_due = executor.small_top_up_due = executor.has_space = False
@@ -117,8 +117,7 @@ def _note_models(state: State, now: float) -> None:
         if not state.serving(name) and known.lost_at is None:
             known.lost_at = now
     if changed:
-        for gateway in state.gateways:
-            say_models(state, gateway)
+        models_changed(state)
 
 
 def _replace(state: State, known: Model, model: types_pb2.ModelDescription) -> None:

@@ -61,7 +61,11 @@ class ExecutorLink:
         if first.WhichOneof("message") != "welcome":
             raise QuireError(Reason.PROTOCOL, "the first message of Run is a welcome")
         welcome = first.welcome
+        known_problems = self._state.alias_problems
         epochs.executor_opened(self._state, self.executor, welcome.epoch, welcome.description, time.monotonic())
+        for problem in self._state.alias_problems:
+            if problem not in known_problems:
+                log.error(problem)
         self._kick()
 
     def received(self, message: executor_pb2.RunResponse) -> None:

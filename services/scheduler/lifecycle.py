@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
 from services.common.errors import QuireError
+from services.scheduler.expected import learn
 from services.scheduler.sequence import Phase, Request, Sequence
 from services.scheduler.state import TARGET_GROUP, Executor, State
 from services.scheduler.stays import Leaving, Stay
@@ -48,6 +49,7 @@ def place(
     sequence.note_reported(executor.block_size)
     sequence.answered_at = now
     executor.running[stay] = executor.entering[stay] = executor.prefilling[stay] = sequence
+    executor.expected_tokens += sequence.expected_output - sequence.output_length
     request.account.grant(sequence, granted.cached_tokens)
     request.account.running_count += 1
     if request.target_gap is not None:
@@ -63,6 +65,7 @@ def place(
                 handle=request.handle,
                 cached_tokens=granted.cached_tokens,
                 queue_ms=(now - request.arrived_at) * 1000,
+                model=request.model,
             )
         )
         request.gateway.has_output = True
@@ -111,6 +114,7 @@ def _detach(sequence: Sequence) -> tuple[Executor, int]:
     executor, stay = sequence.executor, sequence.sequence_id
     assert executor is not None
     del executor.running[stay]
+    executor.expected_tokens -= sequence.expected_output - sequence.output_length
     request = sequence.request
     request.account.running_count -= 1
     if request.target_gap is not None:
@@ -160,6 +164,7 @@ def finish(
         abandon(state, sequence)
     elif (model := state.models.get(sequence.request.model)) is not None:
         model.queue.remove(sequence)
+    learn(state, sequence, reason)
     sequence.move(Phase.ENDED)
     state.live_counts[sequence.request.model] -= 1
     request = sequence.request

@@ -12,6 +12,7 @@ import grpc
 from services.common.rpc import channel
 from services.scheduler import epochs
 from services.scheduler.alarms import next_alarm
+from services.scheduler.aliases import parse_aliases
 from services.scheduler.executors import ExecutorLink
 from services.scheduler.gateways import GatewayStreams
 from services.scheduler.kv_link import KvLink
@@ -26,7 +27,7 @@ class SchedulerLoop:
 
     def __init__(self, settings: SchedulerSettings, on_ready: Callable[[bool], Awaitable[None]]) -> None:
         """`on_ready` is told whenever readiness changes."""
-        self.state = State(settings.executors, limits(settings))
+        self.state = State(settings.executors, limits(settings), aliases=parse_aliases(settings.aliases))
         self._on_ready = on_ready
         self._settings = settings
         self._scheduler_id = f"scheduler-{uuid.uuid4().hex[:12]}"

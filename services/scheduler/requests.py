@@ -5,8 +5,10 @@ from __future__ import annotations
 from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.common.limits import MAX_CHOICES
+from services.scheduler.expected import expect
 from services.scheduler.intake import check_deadline, check_room, prefill_rate, start_by
 from services.scheduler.lifecycle import cancel_request, enqueue, finish, forget_request
+from services.scheduler.routing import refresh_aliases, resolve
 from services.scheduler.sequence import Phase, Request, Sequence, step_limit
 from services.scheduler.state import Gateway, Model, State
 from services.scheduler.validation import check_submit
@@ -55,10 +57,18 @@ def close_gateway(state: State, gateway: Gateway) -> None:
         cancel_request(state, request)
 
 
+def models_changed(state: State) -> None:
+    """Tells all gateways which models can be asked for now."""
+    refresh_aliases(state)
+    for gateway in state.gateways:
+        say_models(state, gateway)
+
+
 def say_models(state: State, gateway: Gateway) -> None:
     """Tells a gateway which models can be asked for."""
     del gateway.outbox.models[:]
     gateway.outbox.models.extend(state.models[name].description for name in sorted(state.models))
+    gateway.outbox.models.extend(description for _, description in state.offered_aliases.values())
     gateway.outbox.models_changed = gateway.has_output = True
 
 
@@ -74,7 +84,8 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         raise QuireError(Reason.ALREADY_EXISTS, f"handle: {submit.handle} is in use on this stream")
     if (submit.tenant, submit.request_id) in state.request_ids:
         raise QuireError(Reason.ALREADY_EXISTS, f"request_id: {submit.request_id} is running")
-    model = state.models.get(submit.model)
+    name = resolve(state, submit)
+    model = state.models.get(name)
     if model is None:
         raise QuireError(Reason.MODEL_NOT_FOUND, f"model: {submit.model!r} is not loaded")
     check_submit(submit, model.description)
@@ -87,7 +98,8 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         gateway=gateway,
         handle=submit.handle,
         request_id=submit.request_id,
-        model=submit.model,
+        model=name,
+        alias=submit.model if submit.model != name else "",
         tokenizer_fingerprint=model.description.tokenizer_fingerprint,
         tenant=submit.tenant,
         priority=submit.priority,
@@ -99,7 +111,7 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         arrival=next(state.arrivals),
         arrived_at=now,
         deadline_at=now + submit.deadline_ms / 1000 if submit.deadline_ms else None,
-        start_by=start_by(submit, now, prefill_rate(state, submit.model)),
+        start_by=start_by(submit, now, prefill_rate(state, name)),
         target_gap=submit.target_token_gap_ms / 1000 if submit.target_token_gap_ms else None,
         account=model.ledger.open(submit.tenant, submit.tenant_weight or 1.0),
     )
@@ -138,6 +150,8 @@ def _add_sequences(state: State, request: Request, submit: scheduler_pb2.Submit,
                 wants_prompt_scores=submit.logprobs.HasField("prompt_count") and not request.sequences,
             )
         )
+    for sequence in request.sequences:
+        expect(state, sequence)
     state.live_counts[request.model] += len(request.sequences)
     request.account.live_count += len(request.sequences)
 

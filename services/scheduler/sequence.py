@@ -62,6 +62,7 @@ class Request:
     started: bool = False
     siblings_wait: bool = False  # the others queue once the lead's prompt is computed: they find its blocks
     held: bool = False
+    alias: str = ""  # the name asked for, where that left the model open
 
     @property
     def lead(self) -> Sequence:
@@ -90,6 +91,7 @@ class Sequence:
     charged: bool = False  # the tokens that it began with count as served to its tenant
     line: Line | None = None  # where it waits, under the fair order
     prompt_scored: int = 1  # prompt tokens whose log probabilities were delivered; token 0 has none
+    expected_output: int = 0  # tokens in all, as predicted
 
     # The present stay.
     sequence_id: int = 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from services.common.settings import CommaList, ServiceSettings
+from services.common.settings import CommaList, ServiceSettings, WordList
+from services.scheduler.aliases import parse_aliases
 from services.scheduler.policy import Infeasible, PolicyName
 
 
@@ -15,6 +16,9 @@ class SchedulerSettings(ServiceSettings):
     metrics_listen: str = Field("127.0.0.1:9102", description="host:port of the Prometheus endpoint; empty serves none")
     kvmanager: str = Field("127.0.0.1:50053", min_length=1, description="address of the kvmanager")
     executors: CommaList = Field(("127.0.0.1:50054",), min_length=1, description="addresses of the executors")
+    aliases: WordList = Field(
+        (), description="names for several models: NAME=MODEL@output=..64@waiting=..8,MODEL, others behind a space"
+    )
     step_tokens: int = Field(0, ge=0, description="the most tokens that a step computes; 0 leaves it to the executor")
     gap_ms: float = Field(
         150.0, gt=0, description="about how long a step may be that computes prompts beside sequences which decode"
@@ -33,3 +37,9 @@ class SchedulerSettings(ServiceSettings):
     lookahead_tokens: int = Field(64, ge=1, description="token slots reserved ahead of need")
     resume_seconds: float = Field(30.0, ge=0, description="how long requests wait for a lost executor or kvmanager")
     stall_seconds: float = Field(60.0, gt=0, description="an executor that owes a result for longer counts as lost")
+
+    @field_validator("aliases")
+    @classmethod
+    def _check_aliases(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_aliases(value)
+        return value

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
+from services.scheduler.aliases import Alias
 from services.scheduler.decisions import Admission
 from services.scheduler.fairness import Ledger
 from services.scheduler.heap import LazyHeap
 from services.scheduler.policy import Fair, Infeasible, Policy
+from services.scheduler.predict import LengthPredictor, QuantilePredictor
 from services.scheduler.queue import WaitingQueue
 from services.scheduler.sequence import Request, Sequence
 from services.scheduler.slowness import SOUND, Pace, Slowness
@@ -101,6 +103,7 @@ class Executor:
     total_blocks: int = 0
     stall_check_at: float | None = None
     output_marks: deque[tuple[float, int]] = field(default_factory=deque)  # (seconds, output tokens)
+    expected_tokens: int = 0  # of output that its sequences still have before them, as predicted
     target_gaps: Counter[float] = field(default_factory=Counter)  # seconds that running sequences aim at
 
     @property
@@ -201,12 +204,24 @@ class Asked:
 class State:
     """The scheduler's whole state. Changed by the core's functions only; holds no sockets and reads no clock."""
 
-    def __init__(self, targets: tuple[str, ...], limits: Limits, first_sequence_id: int = 1) -> None:
+    def __init__(
+        self,
+        targets: tuple[str, ...],
+        limits: Limits,
+        first_sequence_id: int = 1,
+        *,
+        aliases: tuple[Alias, ...] = (),
+        predictor: LengthPredictor | None = None,
+    ) -> None:
         self.limits = limits
         self.executors = [Executor(index, target) for index, target in enumerate(targets)]
         self.executor_numbers: Iterator[int] = itertools.count(len(targets))
         self.slowness_due_at = 0.0  # seconds: when to compare executors again
         self.models: dict[str, Model] = {}
+        self.aliases = aliases
+        self.offered_aliases: dict[str, tuple[Alias, types_pb2.ModelDescription]] = {}
+        self.alias_problems: list[str] = []
+        self.predictor: LengthPredictor = predictor if predictor is not None else QuantilePredictor()
         self.gateways: list[Gateway] = []
         self.request_ids: dict[tuple[str, str], Request] = {}  # by tenant and request id
         self.live_counts: Counter[str] = Counter()  # sequences that have not ended, by model

@@ -106,6 +106,42 @@ async def test_requests_wait_until_their_model_is_back(stack: Stack) -> None:
     await heir.stop()
 
 
+async def test_the_model_picked_for_an_alias_stays_after_a_loss(stack: Stack) -> None:
+    """The scheduler names it when it begins; before that, any member will do."""
+    alias = types_pb2.ModelDescription()
+    alias.CopyFrom(stack.scheduler.model)
+    alias.name, alias.fingerprint = "auto", ""
+    alias.members.extend(["m", "other"])
+    stack.scheduler.models = [stack.scheduler.model, alias]
+    await stack.scheduler.tell_models()
+    await eventually(lambda: len(stack.engine.models()) == 2)
+    streams = {}
+    for name in ("waits", "runs"):
+        request = asked(request_id=name)
+        request.input.model = "auto"
+        streams[name] = aiter(stack.inference.GenerateStream(request))
+    await stack.scheduler.heard(stack.scheduler.submits, 2)
+    asked_for = {submit.request_id: submit for submit in stack.scheduler.submits}
+    assert {submit.model for submit in asked_for.values()} == {"auto"}
+    runs = asked_for["runs"]
+    await stack.scheduler.say(started=[scheduler_pb2.RequestStarted(handle=runs.handle, model="m")])
+    await stack.scheduler.tokens(runs, b"a")
+    assert (await anext(streams["runs"])).model == "m"
+    await stack.scheduler.stop()
+    await eventually(lambda: not stack.engine.ready)
+    heir = FakeScheduler(stack.scheduler.target)
+    heir.models = stack.scheduler.models
+    await heir.start()
+    await heir.heard(heir.submits, 2)
+    assert {again.request_id: again.model for again in heir.submits} == {"waits": "auto", "runs": "m"}
+    for again in heir.submits:
+        await heir.say(started=[scheduler_pb2.RequestStarted(handle=again.handle, model="m")])
+        await heir.tokens(again, b"b", position=len(again.progress), end=LENGTH)
+    for stream in streams.values():
+        assert [(message.text, message.model) async for message in stream] == [("b", "m")]
+    await heir.stop()
+
+
 @asynccontextmanager
 async def small_window(stack: Stack) -> AsyncIterator[gateway_pb2_grpc.InferenceServiceAsyncStub]:
     """A client that takes 64 KiB in without reading, instead of megabytes."""

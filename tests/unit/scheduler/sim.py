@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
 from services.scheduler import epochs, requests
 from services.scheduler.alarms import next_alarm
+from services.scheduler.aliases import Alias
 from services.scheduler.apply import apply
 from services.scheduler.reserve import take
 from services.scheduler.restate import restate
@@ -42,12 +43,15 @@ class Harness:
         limits: Limits | None = None,
         seed: int = 0,
         kv: SimKv | RealKv | None = None,
+        aliases: tuple[Alias, ...] = (),
     ):
         self.random = random.Random(seed)
         self.now = 100.0
         self.kv = kv or SimKv()
         self.sims = [SimExecutor(d) for d in descriptions]
-        self.state = State(tuple(f"t{i}" for i in range(len(self.sims))), limits or Limits(lookahead_tokens=8))
+        self.state = State(
+            tuple(f"t{i}" for i in range(len(self.sims))), limits or Limits(lookahead_tokens=8), aliases=aliases
+        )
         self.plans: list[deque[executor_pb2.StepPlan]] = [deque() for _ in self.sims]
         self.results: list[deque[executor_pb2.StepResults]] = [deque() for _ in self.sims]
         self.to_kv: deque[kvmanager_pb2.ReserveRequest] = deque()
