@@ -11,10 +11,10 @@ from services.common.errors import QuireError, Reason
 from services.common.limits import MESSAGE_TOKENS
 from services.scheduler.decisions import Admission
 from services.scheduler.lifecycle import count_slots, enqueue, fail_request, finish, place
+from services.scheduler.loads import state_loads
 from services.scheduler.queue import order
 from services.scheduler.restate import lose
 from services.scheduler.sequence import Phase, Sequence
-from services.scheduler.slowness import stated_tokens
 from services.scheduler.state import UNLIMITED, Asked, Executor, Model, State
 
 GRANTED = kvmanager_pb2.RESERVATION_OUTCOME_GRANTED
@@ -24,6 +24,8 @@ NO_EXECUTOR = kvmanager_pb2.RESERVATION_OUTCOME_NO_EXECUTOR
 
 UNREGISTERED_RETRY_SECONDS = 0.025
 """An executor tells the kvmanager of its new epoch by itself; a reservation may be there first."""
+Ask = tuple[kvmanager_pb2.Reservation, list[Executor]]
+"""A reservation and where it may go."""
 QUIET_RETRY_SECONDS = 0.5
 """Refused although nothing of ours will be released: a lease may run out unannounced."""
 
@@ -54,12 +56,20 @@ def reserve(state: State, now: float) -> list[kvmanager_pb2.ReserveRequest]:
         message.progress.extend(state.progress)
         state.progress = []
     _extend(state, message)
+    asks = _admissions(state, now)
+    executors = dict.fromkeys(executor for _, allowed in asks for executor in allowed)
+    loads = state_loads(list(executors))
+    places = {executor: place for place, executor in enumerate(executors)}
     tokens = 0
-    for reservation in _admissions(state, now):
+    for reservation, allowed in asks:
         tokens += len(reservation.token_ids)
         if tokens > MESSAGE_TOKENS and message.reservations:
             messages.append(message)
             message, tokens = kvmanager_pb2.ReserveRequest(), len(reservation.token_ids)
+        if not message.reservations:
+            message.loads.MergeFrom(loads)
+        if len(allowed) < len(executors):
+            reservation.load_indexes.extend(places[executor] for executor in allowed)
         message.reservations.append(reservation)
     if message.ByteSize():
         messages.append(message)
@@ -82,7 +92,7 @@ def _extend(state: State, message: kvmanager_pb2.ReserveRequest) -> None:
             message.extend_token_counts.append(sequence.slots_asked)
 
 
-def _admissions(state: State, now: float) -> list[kvmanager_pb2.Reservation]:
+def _admissions(state: State, now: float) -> list[Ask]:
     """Reservations for the heads of the queues, as far as executors have room for sequences."""
     reservations = []
     for name, model in state.models.items():
@@ -130,9 +140,7 @@ def _blocks(tokens: int, executor: Executor) -> int:
     return -(-tokens // executor.block_size)
 
 
-def _ask(
-    state: State, model: Model, sequence: Sequence, allowed: list[Executor], why: str
-) -> kvmanager_pb2.Reservation:
+def _ask(state: State, model: Model, sequence: Sequence, allowed: list[Executor], why: str) -> Ask:
     request = sequence.request
     sequence.move(Phase.RESERVING)
     sequence.sequence_id = next(state.sequence_ids)
@@ -146,29 +154,16 @@ def _ask(
         executor.asked_count += 1
         if executor.available_blocks is not None:
             executor.available_blocks -= _blocks(length + lookahead, executor)
-    return kvmanager_pb2.Reservation(
+    reservation = kvmanager_pb2.Reservation(
         sequence_id=sequence.sequence_id,
         model_fingerprint=_fingerprint(allowed[0]),
         namespace=request.tenant,
         token_ids=sequence.token_ids,
         lookahead_tokens=max(0, lookahead),
-        executors=[
-            kvmanager_pb2.ExecutorLoad(
-                executor_id=e.executor_id,
-                epoch=e.epoch,
-                running_count=len(e.running),
-                queued_tokens=stated_tokens(e, queued_tokens(e), length),
-            )
-            for e in allowed
-        ],
         kv_policy=allowed[0].description.kv_policy if allowed[0].description is not None else "",
         skip_prefix_cache=sequence.wants_prompt_scores,
     )
-
-
-def queued_tokens(executor: Executor) -> int:
-    """Known tokens that wait there to be computed."""
-    return sum(len(s.token_ids) - s.projected_length for s in executor.prefilling.values())
+    return reservation, allowed
 
 
 def take(state: State, response: kvmanager_pb2.ReserveResponse, now: float) -> None:

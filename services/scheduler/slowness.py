@@ -24,8 +24,6 @@ KEPT_SECONDS = 10.0
 """Whoever computed nothing for so long is tried again."""
 LEAST_SECONDS = 1.0
 """Silence is measured in units of what an answer may take, and of no less than this."""
-RUNNING_TOKENS = 16
-"""A running sequence delays a newcomer like so many prompt tokens, as in the kvmanager's placement."""
 SMOOTHING = 0.2
 """Weight of the newest message in a pace."""
 
@@ -104,12 +102,6 @@ def of_silence(silent_seconds: float, answer_seconds: float) -> Slowness:
     if factor < FAR_BEYOND:
         return SOUND
     return Slowness(factor, f"no results for {silent_seconds:.1f} s, where {answer_seconds:.1f} s are expected")
-
-
-def stated_tokens(executor: Executor, queued_tokens: int, prompt_tokens: int) -> int:
-    """The queue that placement is told of: all that a newcomer waits for there, and itself, as often as it is slow."""
-    work = queued_tokens + prompt_tokens + RUNNING_TOKENS * (len(executor.running) + 1)
-    return queued_tokens + round((executor.slowness.factor - 1.0) * work)
 
 
 def _silence(executor: Executor, now: float) -> tuple[float, float]:

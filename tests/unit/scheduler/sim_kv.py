@@ -89,7 +89,9 @@ class SimKv:
             if stay not in self.lost:
                 response.extensions.append(self._extend(stay, slots))
         for reservation in request.reservations:
-            response.reservations.append(self._reserve(reservation))
+            loads = list(zip(request.loads.executor_ids, request.loads.epochs, strict=True))
+            allowed = [loads[i] for i in reservation.load_indexes] or loads
+            response.reservations.append(self._reserve(reservation, allowed))
         for name, references in self.references.items():
             response.space.append(
                 kvmanager_pb2.ExecutorSpace(
@@ -160,15 +162,16 @@ class SimKv:
             self.references[name][block] += 1
         return blocks
 
-    def _reserve(self, wanted: kvmanager_pb2.Reservation) -> kvmanager_pb2.ReservationResult:
+    def _reserve(
+        self, wanted: kvmanager_pb2.Reservation, allowed: list[tuple[str, int]]
+    ) -> kvmanager_pb2.ReservationResult:
         stay = wanted.sequence_id
         assert stay not in self.used_ids
         self.used_ids.add(stay)
         known = [
-            e.executor_id
-            for e in wanted.executors
-            if self.epochs.get(e.executor_id) == e.epoch
-            and self.fingerprints[e.executor_id] == wanted.model_fingerprint
+            name
+            for name, epoch in allowed
+            if self.epochs.get(name) == epoch and self.fingerprints[name] == wanted.model_fingerprint
         ]
         if not known:
             return kvmanager_pb2.ReservationResult(
