@@ -11,6 +11,7 @@ from pathlib import Path
 
 from quire.cli.common import parser
 from quire.supervisor.options import DEFAULT_MODEL, Ports, UpOptions, absolute, parse_model
+from quire.supervisor.profiles import PROFILES, apply_profile, describe_profile
 from quire.supervisor.rundir import RunDirectory
 from quire.supervisor.up import UpError, greet, run_detached, run_foreground
 from services.common.kv_policy import NAMES
@@ -27,9 +28,12 @@ def run(argv: Sequence[str]) -> int:
     args = _parser()
     given = args.parse_args(argv)
     try:
-        options = _options(given)
+        chosen = _options(given)
     except ValueError as error:
         args.error(str(error))
+    if chosen.profile is not None:
+        print(f"quire up: {describe_profile(chosen)}", file=sys.stderr)
+    options = apply_profile(chosen)
     directory = RunDirectory()
     try:
         if given.detach:
@@ -94,6 +98,22 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="API keys and their tenants, see `quire keys --help` (default: none are asked for)",
     )
+    add(
+        "--profile",
+        choices=tuple(PROFILES),
+        help="set the next four flags and --kv together; what is given explicitly wins (default: each service's own)",
+    )
+    add("--max-sequences", type=int, metavar="N", help="most sequences that one step of an executor computes")
+    add("--max-step-tokens", type=int, metavar="N", help="most tokens that one step of an executor computes")
+    add("--gap-ms", type=float, metavar="MS", help="about how long prompts may hold up the next token of others")
+    add("--grant-ms", type=float, metavar="MS", help="how far executors may run ahead of the scheduler")
+    add(
+        "--alias",
+        action="append",
+        default=[],
+        metavar="NAME=MODEL[@FACT=A..B],MODEL",
+        help="a name for several models: the first whose facts (output, prompt, priority, waiting) hold; repeatable",
+    )
     add("--detach", action="store_true", help="return once all is healthy and keep serving in the background")
     add("--no-demo", action="store_true", help="do not ask the model a first question")
     add("--json", action="store_true", help="with --detach: print the addresses as JSON")
@@ -140,6 +160,12 @@ def _options(given: argparse.Namespace) -> UpOptions:
         kv_disk=given.kv_disk,
         kv_disk_size=given.kv_disk_size,
         keys=given.keys and absolute(given.keys),
+        max_sequences=given.max_sequences,
+        max_step_tokens=given.max_step_tokens,
+        gap_ms=given.gap_ms,
+        grant_ms=given.grant_ms,
+        profile=given.profile,
+        aliases=tuple(given.alias),
         drain_seconds=given.drain_seconds,
         log_level=given.log_level,
         ports=ports,

@@ -17,6 +17,7 @@ SUPERVISOR_PID = "QUIRE_SUPERVISOR_PID"
 LIVENESS = "liveness"
 """Health service that says only that the process answers; an executor without a model is not ready."""
 NO_NODES: Mapping[int, int] = MappingProxyType({})
+EXECUTOR_SETTINGS = ("context_length", "kv", "kv_blocks", "kv_disk", "kv_disk_size", "max_sequences", "max_step_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ def lay_out(options: UpOptions, cores: int, node_cores: Mapping[int, int] = NO_N
             "--scheduler-port",
             1,
             *("--kvmanager", kvmanager, "--executors", ",".join(spec.target for spec in executors)),
+            *_given(options, "gap_ms", "grant_ms"),
+            *(("--aliases", " ".join(options.aliases)) if options.aliases else ()),
         ),
         light(
             "gateway",
@@ -134,9 +137,7 @@ def _executor(options: UpOptions, name: str, index: int, model: ModelChoice | No
         arguments += ["--model", model.source, "--model-name", model.name]
     if options.dtype is not None:
         arguments += ["--dtype", options.dtype]
-    for setting in ("context_length", "kv", "kv_blocks", "kv_disk", "kv_disk_size"):
-        if (value := getattr(options, setting)) is not None:
-            arguments += [f"--{setting.replace('_', '-')}", str(value)]
+    arguments += _given(options, *EXECUTOR_SETTINGS)
     arguments += ["--drain-seconds", f"{options.drain_seconds:g}", "--log-level", options.log_level]
     return ServiceSpec(
         name=name,
@@ -146,6 +147,12 @@ def _executor(options: UpOptions, name: str, index: int, model: ModelChoice | No
         ports=(PortUse(port, "--executor-port", "gRPC"), PortUse(metrics, "--metrics-port", "metrics")),
         health_service="" if model is not None else LIVENESS,
     )
+
+
+def _given(options: UpOptions, *settings: str) -> list[str]:
+    """Flags for those settings that were chosen; a service knows its defaults."""
+    chosen = [(setting, value) for setting in settings if (value := getattr(options, setting)) is not None]
+    return [part for setting, value in chosen for part in (f"--{setting.replace('_', '-')}", str(value))]
 
 
 def _serve(role: str, arguments: list[str]) -> tuple[str, ...]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.common.limits import MODEL_NAME
 from services.executor.models.catalogue import CATALOGUE
 from services.executor.models.source import default_name
+from services.scheduler.aliases import parse_aliases
 
 DEFAULT_MODEL = "smollm2"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,12 @@ class UpOptions:
     kv_disk: str | None = None
     kv_disk_size: str | None = None
     keys: str | None = None
+    max_sequences: int | None = None
+    max_step_tokens: int | None = None
+    gap_ms: float | None = None
+    grant_ms: float | None = None
+    profile: str | None = None
+    aliases: tuple[str, ...] = ()
     drain_seconds: float = 30.0
     log_level: str = "info"
     ports: Ports = Ports()
@@ -65,6 +71,11 @@ class UpOptions:
         names = [model.name for model in self.models]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"--model: two models are named {twice[0]!r}; give them names with NAME=SOURCE")
+        for alias in parse_aliases(self.aliases):
+            if unknown := [member for member in alias.members if member not in names]:
+                raise ValueError(f"--alias {alias.name}: no --model is named {unknown[0]!r}")
+            if alias.name in names:
+                raise ValueError(f"--alias {alias.name}: a model has this name")
         if self.executors < 1:
             raise ValueError("--executors: at least 1 per model")
         if self.spare_executors < 0:
@@ -79,7 +90,7 @@ def parse_model(text: str) -> ModelChoice:
         name = default_name(source)
     if not source:
         raise ValueError(f"--model {text!r}: the source is missing; write NAME=SOURCE")
-    if not _NAME.fullmatch(name):
+    if not MODEL_NAME.fullmatch(name):
         raise ValueError(f"--model {text!r}: {name!r} is no model name (letters, digits and . _ / : -, at most 128)")
     return ModelChoice(name, absolute(source))
 

@@ -3,6 +3,8 @@ import socket
 from quire.supervisor import ports
 from quire.supervisor.layout import LIVENESS, ServiceSpec, lay_out
 from quire.supervisor.options import ModelChoice, Ports, UpOptions
+from services.common.settings import load
+from services.scheduler.settings import SchedulerSettings
 
 TWO = (ModelChoice("a", "x"), ModelChoice("b", "y"))
 
@@ -49,6 +51,13 @@ def test_lower_tiers_reach_every_executor_where_they_are_asked_for() -> None:
     options = UpOptions(models=TWO, kv_disk="/d", kv_disk_size="1GiB")
     specs = [s for s in lay_out(options, cores=4) if s.role == "executor"]
     assert {(flag(spec, "--kv-disk"), flag(spec, "--kv-disk-size")) for spec in specs} == {("/d", "1GiB")}
+
+
+def test_aliases_reach_the_scheduler() -> None:
+    specs = lay_out(UpOptions(models=TWO, aliases=("auto=a@output=..9,b", "any=b,a")), cores=4)
+    (scheduler,) = (spec for spec in specs if spec.role == "scheduler")
+    settings = load(SchedulerSettings, "scheduler", scheduler.command[5:])
+    assert settings.aliases == ("auto=a@output=..9,b", "any=b,a")
 
 
 def test_no_port_is_used_twice() -> None:

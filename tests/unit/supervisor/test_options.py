@@ -41,6 +41,16 @@ def test_bad_counts_are_refused() -> None:
         UpOptions(models=(ModelChoice("a", "x"), ModelChoice("a", "y")))
 
 
+@pytest.mark.parametrize(
+    ("alias", "complaint"), [("auto=a,c", "no --model is named 'c'"), ("b=a", "has this name"), ("auto", "write NAME=")]
+)
+def test_aliases_of_what_is_not_served_are_refused(alias: str, complaint: str) -> None:
+    models = (ModelChoice("a", "x"), ModelChoice("b", "y"))
+    with pytest.raises(ValueError, match=complaint):
+        UpOptions(models=models, aliases=(alias,))
+    assert UpOptions(models=models, aliases=("auto=a@output=..9,b",)).aliases
+
+
 def test_a_port_base_moves_every_port() -> None:
     base, moved = Ports(), Ports.from_base(20000)
     for name in Ports.__dataclass_fields__:
