@@ -15,7 +15,7 @@ def state_loads(executors: SequenceOf[Executor]) -> kvmanager_pb2.ExecutorLoads:
         epochs=[executor.epoch for executor in executors],
         running_counts=[len(executor.running) for executor in executors],
         queued_tokens=[queued_tokens(executor) if executor.prefilling else 0 for executor in executors],
-        output_tokens=[0] * len(executors),
+        output_tokens=[max(executor.expected_tokens, len(executor.running)) for executor in executors],
         slownesses=[executor.slowness.factor for executor in executors],
     )
 
