@@ -32,7 +32,8 @@ A load is a trace (--trace; at its own times, or with --rate at random ones), or
 (--rate) or so many at a time (--concurrency). Steps take what `quire bench engine --fit FILE` measured on a machine;
 without --engine, what a 135M model takes on two AVX2 cores. Equal flags and seeds give equal reports.
 
-`quire simulate --cache-only --help` tells of the prefix cache alone, which is faster."""
+`quire simulate --cache-only --help` tells of the prefix cache alone, which is faster, and `quire simulate --faults
+--help` of the whole stack while things go wrong."""
 EXAMPLES = """
 quire simulate --rate 4 --prompt-tokens 256 --output-tokens 128 --requests 1000
 quire simulate --trace azure.csv --trace-lengths 0.125 --executors 4 --policy fair,fcfs,static,no-preemption
