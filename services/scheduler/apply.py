@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
-from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
+from quire.v1 import executor_pb2, scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
-from services.scheduler.expected import expect
+from services.scheduler.beams import advance, rest
 from services.scheduler.lifecycle import finish, leave_ended, release_siblings
-from services.scheduler.sequence import Sequence
+from services.scheduler.reserve import report
+from services.scheduler.sequence import Phase, Request, Sequence
 from services.scheduler.slowness import note
 from services.scheduler.state import RATE_SECONDS, Executor, State
 
@@ -32,12 +33,20 @@ def apply(state: State, executor: Executor, results: executor_pb2.StepResults, n
     executor.acknowledged_results = results.sequence_number
     note(executor, results, now)
     _apply_tokens(state, executor, results, now)
+    searches: dict[int, Request] = {}
     for scores in results.logprobs:
-        if (sequence := executor.running.get(scores.sequence_id)) is not None:
+        if (sequence := executor.running.get(scores.sequence_id)) is None:
+            continue
+        if sequence.beam is None:
             _pass_scores(sequence, scores)
+        else:
+            rest(sequence, scores)
+            searches[sequence.request.arrival] = sequence.request
     for ended in results.ended:
         if (sequence := executor.running.get(ended.sequence_id)) is not None:
             _end(state, sequence, ended)
+    for request in searches.values():
+        advance(state, request)
     _free(state, executor, results.last_plan)
     if results.timings.step_count > 0:
         measure(state, executor, results)
@@ -64,16 +73,20 @@ def _apply_tokens(state: State, executor: Executor, results: executor_pb2.StepRe
             total += count
             request, ids = sequence.request, all_ids[start:at]
             request.account.output_tokens += count
-            gateway = request.gateway
-            gateway.has_output = True
-            gateway.handles.append(request.handle)
-            gateway.choices.append(sequence.choice)
-            gateway.positions.append(len(sequence.token_ids) - request.prompt_length)
-            gateway.token_counts.append(count)
-            gateway.token_ids += ids
-            sequence.token_ids += ids
-        if computed >= sequence.next_report_length:
-            _report(state, executor, sequence)
+            if sequence.beam is None:
+                gateway = request.gateway
+                gateway.has_output = True
+                gateway.handles.append(request.handle)
+                gateway.choices.append(sequence.choice)
+                gateway.positions.append(len(sequence.token_ids) - request.prompt_length)
+                gateway.token_counts.append(count)
+                gateway.token_ids += ids
+                sequence.token_ids += ids
+            else:
+                sequence.beam.drawn = ids[-1]
+                executor.expected_tokens += count  # it is taken back once the token is taken over
+        if computed >= sequence.next_report_length and computed < len(sequence.token_ids):
+            report(state, executor, sequence)
         projected = sequence.projected_length
         if (
             granted <= low
@@ -108,20 +121,6 @@ def _answer_chunks(state: State, executor: Executor, sequence: Sequence, steps: 
         release_siblings(state, request)
 
 
-def _report(state: State, executor: Executor, sequence: Sequence) -> None:
-    """Notes for the kvmanager that further blocks are full."""
-    state.progress.append(
-        kvmanager_pb2.SequenceProgress(
-            sequence_id=sequence.sequence_id,
-            computed_length=sequence.computed_length,
-            token_ids=sequence.token_ids[sequence.reported_length :],
-        )
-    )
-    sequence.note_reported(executor.block_size)
-    if sequence.output_length >= sequence.expected_output:
-        expect(state, sequence)
-
-
 def _pass_scores(sequence: Sequence, scores: executor_pb2.SequenceLogprobs) -> None:
     """Hands log probabilities to the gateway; those of prompt tokens once, however often the prompt is computed."""
     message = scheduler_pb2.ChoiceLogprobs(handle=sequence.request.handle, choice=sequence.choice)
@@ -153,6 +152,9 @@ def _cut(scores: types_pb2.TokenLogprobs, first: int) -> types_pb2.TokenLogprobs
 
 def _end(state: State, sequence: Sequence, ended: executor_pb2.SequenceEnd) -> None:
     leave_ended(state, sequence)
+    if sequence.rests and ended.reason != types_pb2.FINISH_REASON_ERROR:
+        sequence.move(Phase.WAITING)  # at its budget; the search says what becomes of it
+        return
     finish(
         state,
         sequence,

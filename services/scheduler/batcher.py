@@ -54,7 +54,8 @@ def plan(state: State, executor: Executor, budget: int, now: float) -> executor_
         _top_up(state, executor.capped.values(), message, 2 * executor.grant_steps, now)
     executor.top_up_due = executor.small_top_up_due = False
     credit = report_credit(executor)
-    says = message.enter or message.sequence_ids or executor.ended_ids or executor.operations
+    moves = executor.operations or executor.copies
+    says = message.enter or message.sequence_ids or executor.ended_ids or moves
     if not says and credit == executor.report_credit:
         return None
     executor.step += 1
@@ -78,6 +79,7 @@ def _is_due(executor: Executor) -> bool:
         or executor.entering
         or executor.ended_ids
         or executor.operations
+        or executor.copies
         or (executor.running and report_credit(executor) != executor.report_credit)
     )
 
@@ -157,9 +159,11 @@ def _start_decoding(executor: Executor, sequence: Sequence) -> None:
     stay = sequence.sequence_id
     del executor.prefilling[stay]
     executor.decoding[stay] = executor.chunking[stay] = sequence
-    if sequence.step_limit != UNLIMITED_STEPS:
+    if sequence.step_limit == UNLIMITED_STEPS:
+        executor.top_up_due = True
+    else:
         executor.capped[stay] = sequence
-    executor.top_up_due = True
+        executor.small_top_up_due = True
 
 
 def _top_up(
@@ -209,7 +213,8 @@ def _carry(executor: Executor, message: executor_pb2.StepPlan) -> None:
     for stay, blocks in executor.appends.items():
         message.append.append(executor_pb2.BlockAppend(sequence_id=stay, blocks=blocks))
     message.sealed.extend(executor.sealed)
+    message.operations.extend(executor.copies)
     message.operations.extend(executor.operations)
     message.demotions.extend(executor.demotions)
     executor.ended_ids, executor.sealed, executor.operations, executor.demotions = [], [], [], []
-    executor.appends = {}
+    executor.copies, executor.appends = [], {}

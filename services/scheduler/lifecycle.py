@@ -10,7 +10,7 @@ from services.common.errors import QuireError
 from services.scheduler.expected import learn
 from services.scheduler.sequence import Phase, Request, Sequence
 from services.scheduler.state import TARGET_GROUP, Executor, State
-from services.scheduler.stays import Leaving, Stay
+from services.scheduler.stays import Leaving, Origin, Stay
 
 UNSENT = 1 << 62
 """Plan that ends a stay, while that plan was not sent yet."""
@@ -22,10 +22,13 @@ def enqueue(state: State, sequence: Sequence) -> None:
 
 
 def release_siblings(state: State, request: Request) -> None:
-    """Queues the choices that waited for the lead's prompt."""
+    """Queues the choices that waited for the lead's prompt: they are forks of it."""
     request.siblings_wait = False
+    lead = request.lead
     for sequence in request.sequences[1:]:
         if sequence.phase is Phase.WAITING:
+            if lead.executor is not None and sequence.output_length == 0:
+                sequence.origin = Origin(lead.executor, lead.sequence_id, request.prompt_length - 1)
             enqueue(state, sequence)
 
 
@@ -49,14 +52,18 @@ def place(
     sequence.note_reported(executor.block_size)
     sequence.answered_at = now
     executor.running[stay] = executor.entering[stay] = executor.prefilling[stay] = sequence
+    executor.copies.extend(granted.copies)
+    if request.beams is not None:
+        let_paths_go_on(state, request)
     executor.expected_tokens += sequence.expected_output - sequence.output_length
     request.account.grant(sequence, granted.cached_tokens)
     request.account.running_count += 1
     if request.target_gap is not None:
         executor.target_gaps[request.target_gap] += 1
     counters = executor.counters
-    counters.prefix_query_tokens += len(sequence.token_ids)
-    counters.prefix_hit_tokens += granted.cached_tokens
+    if sequence.output_length == 0 or sequence.beam is None:  # each step of a search forks what is no prompt
+        counters.prefix_query_tokens += len(sequence.token_ids)
+        counters.prefix_hit_tokens += granted.cached_tokens
     if not request.started:
         request.started = True
         counters.prompt_tokens += request.prompt_length
@@ -69,6 +76,13 @@ def place(
             )
         )
         request.gateway.has_output = True
+
+
+def let_paths_go_on(state: State, request: Request) -> None:
+    """Paths of a search that stay where they are wait for the forks beside them: one step computes them all."""
+    for sequence in request.sequences:
+        if sequence.executor is not None:
+            sequence.executor.small_top_up_due = True
 
 
 def _stay(sequence: Sequence, executor: Executor) -> Stay:
@@ -137,7 +151,8 @@ def requeue(state: State, sequence: Sequence) -> None:
     """Back to the front of the queue with all its tokens, after it left its executor."""
     sequence.move(Phase.WAITING)
     sequence.preempted = True
-    enqueue(state, sequence)
+    if not sequence.rests:
+        enqueue(state, sequence)
 
 
 def abandon(state: State, sequence: Sequence) -> None:
@@ -155,25 +170,36 @@ def finish(
     error: types_pb2.ErrorDetail | None = None,
     stop_token_id: int | None = None,
 ) -> None:
-    """Ends a sequence in whatever state it is, and says so to its gateway. Ended ones stay as they are."""
+    """Ends a sequence in whatever state it is, and says so to its gateway. Ended ones stay as they are.
+
+    A path of a search does not end alone: its request does.
+    """
     if sequence.phase is Phase.ENDED:
         return
+    request = sequence.request
+    if request.beams is not None:
+        _end_request(state, request, reason, error)
+        return
+    learn(state, sequence, reason)
+    retire(state, sequence)
+    end_choice(request, sequence.choice, reason, error=error, stop_token_id=stop_token_id)
+    if request.siblings_wait and sequence is request.lead:
+        release_siblings(state, request)
+    if request.ended:
+        forget_request(state, request)
+
+
+def retire(state: State, sequence: Sequence) -> None:
+    """Takes a sequence out of whatever state it is in, for good. Its gateway hears nothing of it."""
     if sequence.phase is Phase.RUNNING and sequence.executor is not None:
         leave(state, sequence)
     elif sequence.phase is Phase.RESERVING:
         abandon(state, sequence)
     elif (model := state.models.get(sequence.request.model)) is not None:
         model.queue.remove(sequence)
-    learn(state, sequence, reason)
     sequence.move(Phase.ENDED)
     state.live_counts[sequence.request.model] -= 1
-    request = sequence.request
-    request.account.live_count -= 1
-    end_choice(request, sequence.choice, reason, error=error, stop_token_id=stop_token_id)
-    if request.siblings_wait and sequence is request.lead:
-        release_siblings(state, request)
-    if request.ended:
-        forget_request(state, request)
+    sequence.request.account.live_count -= 1
 
 
 def end_choice(
@@ -183,11 +209,17 @@ def end_choice(
     *,
     error: types_pb2.ErrorDetail | None = None,
     stop_token_id: int | None = None,
+    cumulative_logprob: float | None = None,
 ) -> None:
     """Tells the gateway of a choice's end."""
     request.gateway.outbox.ended.append(
         scheduler_pb2.ChoiceEnd(
-            handle=request.handle, choice=choice, reason=reason, error=error, stop_token_id=stop_token_id
+            handle=request.handle,
+            choice=choice,
+            reason=reason,
+            error=error,
+            stop_token_id=stop_token_id,
+            cumulative_logprob=cumulative_logprob,
         )
     )
     request.gateway.has_output = True
@@ -212,6 +244,13 @@ def cancel_request(state: State, request: Request) -> None:
 def _end_request(
     state: State, request: Request, reason: types_pb2.FinishReason.ValueType, error: types_pb2.ErrorDetail | None
 ) -> None:
-    request.siblings_wait = False  # they end as well: the lead's end must not queue them
-    for sequence in request.sequences:
-        finish(state, sequence, reason, error=error)
+    if request.beams is None:
+        request.siblings_wait = False  # they end as well: the lead's end must not queue them
+        for sequence in request.sequences:
+            finish(state, sequence, reason, error=error)
+    elif not request.ended:
+        for sequence in request.sequences:
+            retire(state, sequence)
+        for choice in range(request.beams.choice_count):
+            end_choice(request, choice, reason, error=error)
+        forget_request(state, request)

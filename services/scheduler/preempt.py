@@ -9,13 +9,13 @@ from services.scheduler.state import Executor, State
 
 
 def choose_victim(running: list[Sequence]) -> Sequence | None:
-    """Held sequences first, then by lowest priority, then the newest."""
+    """Paths of beam search that rest first, then held sequences, then by lowest priority, then the newest."""
     if len(running) < 2:
         return None
 
-    def cheapness(sequence: Sequence) -> tuple[bool, int, int, int]:
+    def cheapness(sequence: Sequence) -> tuple[bool, bool, int, int, int]:
         request = sequence.request
-        return (request.held, -request.priority, request.arrival, sequence.choice)
+        return (sequence.rests, request.held, -request.priority, request.arrival, sequence.choice)
 
     return max(running, key=cheapness)
 

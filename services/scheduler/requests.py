@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.common.limits import MAX_CHOICES
+from services.scheduler import beams
 from services.scheduler.expected import expect
 from services.scheduler.intake import check_deadline, check_room, prefill_rate, start_by
 from services.scheduler.lifecycle import cancel_request, enqueue, finish, forget_request
@@ -94,6 +95,9 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         raise QuireError(Reason.DRAINING, "the scheduler is shutting down")
     if not resumes:
         check_room(state, submit)
+    search = None
+    if submit.beam_width:
+        submit, search = beams.begin(submit, model.description)
     request = Request(
         gateway=gateway,
         handle=submit.handle,
@@ -114,6 +118,7 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         start_by=start_by(submit, now, prefill_rate(state, name)),
         target_gap=submit.target_token_gap_ms / 1000 if submit.target_token_gap_ms else None,
         account=model.ledger.open(submit.tenant, submit.tenant_weight or 1.0),
+        beams=search,
     )
     if not resumes:
         check_deadline(state, model, request, now)
@@ -150,6 +155,8 @@ def _add_sequences(state: State, request: Request, submit: scheduler_pb2.Submit,
                 wants_prompt_scores=submit.logprobs.HasField("prompt_count") and not request.sequences,
             )
         )
+    if request.beams is not None:
+        beams.set_out(request)
     for sequence in request.sequences:
         expect(state, sequence)
     state.live_counts[request.model] += len(request.sequences)
@@ -170,7 +177,9 @@ def _settle(state: State, sequence: Sequence, model: Model) -> None:
 
 
 def _stop_at(state: State, request: Request | None, choice: int) -> None:
-    for sequence in request.sequences if request is not None else ():
+    if request is None or request.beams is not None:
+        return  # a search has no stop strings
+    for sequence in request.sequences:
         if sequence.choice == choice:
             finish(state, sequence, STOP)
 

@@ -1,7 +1,7 @@
 """What to ask of the kvmanager, and what its answers change.
 
-Progress before releases, releases before extensions, extensions before admissions: within one message the
-kvmanager frees first and gives afterwards.
+Progress before releases, releases before extensions, extensions before forks, forks before admissions: within one
+message the kvmanager frees first and gives afterwards.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from quire.v1 import kvmanager_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.common.limits import MESSAGE_TOKENS
 from services.scheduler.decisions import Admission
-from services.scheduler.lifecycle import count_slots, enqueue, fail_request, finish, place
+from services.scheduler.expected import expect
+from services.scheduler.lifecycle import count_slots, enqueue, fail_request, finish, let_paths_go_on, place
 from services.scheduler.loads import state_loads
 from services.scheduler.queue import order
 from services.scheduler.restate import lose
@@ -33,7 +34,7 @@ QUIET_RETRY_SECONDS = 0.5
 def want_blocks(state: State, sequence: Sequence, ahead: int) -> None:
     """Asks for blocks ahead of need: what is granted so far and `ahead` more tokens, never more than it can use."""
     wanted = max(sequence.projected_length + ahead, sequence.slots_held + 1)
-    sequence.slots_asked = min(sequence.length_limit, wanted)
+    sequence.slots_asked = max(sequence.slots_held, min(sequence.length_limit, wanted))
     state.extends.append(sequence)
 
 
@@ -56,7 +57,7 @@ def reserve(state: State, now: float) -> list[kvmanager_pb2.ReserveRequest]:
         message.progress.extend(state.progress)
         state.progress = []
     _extend(state, message)
-    asks = _admissions(state, now)
+    asks = [*_ask_forks(state), *_admissions(state, now)]
     executors = dict.fromkeys(executor for _, allowed in asks for executor in allowed)
     loads = state_loads(list(executors))
     places = {executor: place for place, executor in enumerate(executors)}
@@ -102,7 +103,7 @@ def _admissions(state: State, now: float) -> list[Ask]:
         assert executors[0].description is not None
         rate = executors[0].description.prefill_tokens_per_second
         while model.asked_count < model.window:
-            open_ones = [e for e in executors if _has_room(e) and state.limits.policy.admits(e)]
+            open_ones = [e for e in executors if has_room(e) and state.limits.policy.admits(e)]
             sequence = model.queue.peek(now, rate) if open_ones else None
             allowed = [e for e in open_ones if sequence is not None and _fits(state, sequence, e)]
             if sequence is None or not allowed:
@@ -123,9 +124,10 @@ def _fingerprint(executor: Executor) -> str:
     return executor.model.fingerprint if executor.model is not None else ""
 
 
-def _has_room(executor: Executor) -> bool:
+def has_room(executor: Executor, others: int = 0) -> bool:
+    """Whether an executor computes one more sequence beside what runs there, what is asked for and `others`."""
     assert executor.description is not None
-    return len(executor.running) + executor.asked_count < executor.description.max_sequences
+    return len(executor.running) + executor.asked_count + others < executor.description.max_sequences
 
 
 def _fits(state: State, sequence: Sequence, executor: Executor) -> bool:
@@ -140,8 +142,20 @@ def _blocks(tokens: int, executor: Executor) -> int:
     return -(-tokens // executor.block_size)
 
 
+def _ask_forks(state: State) -> list[Ask]:
+    """Reservations of what continues running sequences, before whoever waits."""
+    forks, state.forks = state.forks, []
+    return [
+        _ask(state, state.models[sequence.request.model], sequence, [sequence.origin.executor], "continues another")
+        for sequence in forks
+        if sequence.phase is Phase.WAITING and sequence.origin is not None  # else it ended meanwhile
+    ]
+
+
 def _ask(state: State, model: Model, sequence: Sequence, allowed: list[Executor], why: str) -> Ask:
     request = sequence.request
+    origin, sequence.origin = sequence.origin, None
+    shared = origin.length if origin is not None and origin.executor in allowed else 0
     sequence.move(Phase.RESERVING)
     sequence.sequence_id = next(state.sequence_ids)
     request.account.ask(sequence)
@@ -153,7 +167,7 @@ def _ask(state: State, model: Model, sequence: Sequence, allowed: list[Executor]
     for executor in allowed:
         executor.asked_count += 1
         if executor.available_blocks is not None:
-            executor.available_blocks -= _blocks(length + lookahead, executor)
+            executor.available_blocks -= _blocks(length + lookahead, executor) - shared // executor.block_size
     reservation = kvmanager_pb2.Reservation(
         sequence_id=sequence.sequence_id,
         model_fingerprint=_fingerprint(allowed[0]),
@@ -162,8 +176,24 @@ def _ask(state: State, model: Model, sequence: Sequence, allowed: list[Executor]
         lookahead_tokens=max(0, lookahead),
         kv_policy=allowed[0].description.kv_policy if allowed[0].description is not None else "",
         skip_prefix_cache=sequence.wants_prompt_scores,
+        parent_sequence_id=origin.sequence_id if origin is not None and shared else 0,
+        parent_length=shared,
     )
     return reservation, allowed
+
+
+def report(state: State, executor: Executor, sequence: Sequence) -> None:
+    """Notes for the kvmanager that further blocks are full."""
+    state.progress.append(
+        kvmanager_pb2.SequenceProgress(
+            sequence_id=sequence.sequence_id,
+            computed_length=sequence.computed_length,
+            token_ids=sequence.token_ids[sequence.reported_length :],
+        )
+    )
+    sequence.note_reported(executor.block_size)
+    if sequence.output_length >= sequence.expected_output:
+        expect(state, sequence)
 
 
 def take(state: State, response: kvmanager_pb2.ReserveResponse, now: float) -> None:
@@ -213,7 +243,8 @@ def _take_reservation(state: State, result: kvmanager_pb2.ReservationResult, now
         executor, epoch = chosen
         if sequence is not None and executor.takes and executor.epoch == epoch:
             place(state, sequence, executor, result, now)
-            _note(model, sequence, executor, asked.why, result, now)
+            if sequence.beam is None or sequence.output_length == 0:
+                _note(model, sequence, executor, asked.why, result, now)
             return
         state.releases.append(result.sequence_id)
         if sequence is not None:
@@ -235,6 +266,8 @@ def _back(state: State, sequence: Sequence) -> None:
     sequence.forget_stay()
     sequence.move(Phase.WAITING)
     enqueue(state, sequence)
+    if sequence.request.beams is not None:
+        let_paths_go_on(state, sequence.request)
 
 
 def _refused(

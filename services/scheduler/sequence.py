@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quire.v1 import types_pb2
-from services.scheduler.stays import Stay
+from services.scheduler.stays import Origin, Stay
 
 if TYPE_CHECKING:
+    from services.scheduler.beams import Beam, Beams
     from services.scheduler.fairness import Account
     from services.scheduler.order import Line
     from services.scheduler.state import Executor, Gateway
@@ -63,6 +64,7 @@ class Request:
     siblings_wait: bool = False  # the others queue once the lead's prompt is computed: they find its blocks
     held: bool = False
     alias: str = ""  # the name asked for, where that left the model open
+    beams: Beams | None = None  # the search whose paths its sequences are, best first; they are not its choices
 
     @property
     def lead(self) -> Sequence:
@@ -92,6 +94,8 @@ class Sequence:
     line: Line | None = None  # where it waits, under the fair order
     prompt_scored: int = 1  # prompt tokens whose log probabilities were delivered; token 0 has none
     expected_output: int = 0  # tokens in all, as predicted
+    beam: Beam | None = None  # its part in beam search
+    origin: Origin | None = None  # whose KV it begins with, while it waits
 
     # The present stay.
     sequence_id: int = 0
@@ -120,6 +124,11 @@ class Sequence:
         """Whether known tokens are left that no granted step computes."""
         return self.projected_length < len(self.token_ids)
 
+    @property
+    def rests(self) -> bool:
+        """Whether it is a path of beam search that waits for the others: there is nothing to compute."""
+        return self.beam is not None and self.beam.options is not None
+
     def note_reported(self, block_size: int) -> None:
         """The kvmanager knows all tokens and the computed length; it hears again once a further block is full."""
         self.reported_length = len(self.token_ids)
@@ -141,4 +150,6 @@ def step_limit(request: Request) -> int:
     """The most unanswered steps that a sequence of this request may have."""
     if request.held:
         return 0
+    if request.beams is not None:
+        return 1
     return STOP_STRING_STEPS if request.stop.stop else UNLIMITED_STEPS

@@ -93,6 +93,7 @@ class Executor:
     appends: dict[int, list[executor_pb2.BlockList]] = field(default_factory=dict)
     sealed: list[executor_pb2.SealedBlock] = field(default_factory=list)
     operations: list[executor_pb2.BlockOperation] = field(default_factory=list)
+    copies: list[executor_pb2.BlockOperation] = field(default_factory=list)  # what forks do not share
     demotions: list[executor_pb2.BlockDemotion] = field(default_factory=list)
     top_up_due: bool = False  # all sequences get new credit
     small_top_up_due: bool = False  # only capped and prefilling ones do
@@ -177,6 +178,15 @@ class Gateway:
     token_counts: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
 
+    def say_tokens(self, handle: int, choice: int, position: int, token_ids: list[int]) -> None:
+        """Adds tokens of one choice from that output position on."""
+        self.has_output = True
+        self.handles.append(handle)
+        self.choices.append(choice)
+        self.positions.append(position)
+        self.token_counts.append(len(token_ids))
+        self.token_ids += token_ids
+
     def take_output(self) -> scheduler_pb2.ServeResponse:
         """All that happened since the last one, as one message."""
         message = self.outbox
@@ -238,6 +248,7 @@ class State:
         self.releases: list[int] = []
         self.progress: list[kvmanager_pb2.SequenceProgress] = []
         self.extends: list[Sequence] = []
+        self.forks: list[Sequence] = []
 
     @property
     def live_count(self) -> int:

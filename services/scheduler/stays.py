@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from quire.v1 import executor_pb2, kvmanager_pb2
+
+if TYPE_CHECKING:
+    from services.scheduler.state import Executor
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +64,15 @@ class Stay:
             computed_length=computed_length,
             demotions=self.demotions,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The KV that a new sequence begins with. A hint: where it is gone, the sequence is computed like any other."""
+
+    executor: Executor
+    sequence_id: int  # the stay that holds it
+    length: int  # leading tokens
 
 
 @dataclass(slots=True, eq=False)

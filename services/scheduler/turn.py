@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from quire.v1 import executor_pb2, kvmanager_pb2
 from services.scheduler.alarms import ring
 from services.scheduler.batcher import plan, step_budget
+from services.scheduler.beams import make_way
 from services.scheduler.drain import drain
 from services.scheduler.preempt import preempt
 from services.scheduler.reserve import reserve
@@ -32,6 +33,7 @@ def turn(state: State, now: float) -> Outgoing:
             continue
         if executor.starved:
             preempt(state, executor, now)
+        make_way(state, executor)
         if executor.draining:
             drain(state, executor, now)
         message = plan(state, executor, step_budget(state, executor), now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from quire.v1 import scheduler_pb2, types_pb2
+from services.common.beams import check_beams
 from services.common.errors import QuireError, Reason, invalid
 from services.common.limits import MAX_CHOICES, MAX_PRIORITY, MAX_TARGET_MS, check_ids, check_integer
 
@@ -37,6 +38,9 @@ def check_submit(submit: scheduler_pb2.Submit, model: types_pb2.ModelDescription
             f"length of {model.context_length} tokens",
             field="stop.max_tokens",
         )
+    check_beams(submit, model)
+    if submit.beam_width and submit.progress:
+        raise QuireError(Reason.UNSUPPORTED, "progress: a search begins anew", field="progress")
     _check_progress(submit, model)
 
 
@@ -44,7 +48,6 @@ def _check_unsupported(submit: scheduler_pb2.Submit) -> None:
     unsupported = {
         "adapter": submit.adapter != "",
         "constraint": submit.HasField("constraint"),
-        "beam_width": submit.beam_width != 0,
         "speculation": submit.speculation not in ("", "off"),
     }
     for field, is_set in unsupported.items():

@@ -243,7 +243,7 @@ async def test_bad_requests_end_alone(world: World) -> None:
         3: ({"choice_count": 65}, "INVALID_FIELD"),
         4: ({"deadline_ms": -1}, "INVALID_FIELD"),
         5: ({"adapter": "a"}, "UNSUPPORTED"),
-        6: ({"beam_width": 2}, "UNSUPPORTED"),
+        6: ({"beam_width": 33}, "INVALID_FIELD"),
         7: ({"speculation": "auto"}, "UNSUPPORTED"),
         8: ({"model": "other"}, "MODEL_NOT_FOUND"),
         9: ({"request_id": "r1"}, "ALREADY_EXISTS"),

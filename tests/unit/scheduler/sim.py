@@ -26,6 +26,7 @@ class Client:
     outputs: dict[int, list[int]]
     ends: dict[int, scheduler_pb2.ChoiceEnd] = field(default_factory=dict)
     started: list[scheduler_pb2.RequestStarted] = field(default_factory=list)
+    logprobs: dict[int, types_pb2.TokenLogprobs] = field(default_factory=dict)  # of the output, by choice
     cut: dict[int, int] = field(default_factory=dict)  # choice -> output length kept
     cancelled: bool = False
 
@@ -223,6 +224,9 @@ class Harness:
             client.outputs[choice] += message.token_ids[at : at + count]
             at += count
         assert at == len(message.token_ids)
+        for scores in message.logprobs:
+            known = self.clients[scores.handle].logprobs.setdefault(scores.choice, types_pb2.TokenLogprobs())
+            known.MergeFrom(scores.output)
         for end in message.ended:
             client = self.clients[end.handle]
             assert end.choice not in client.ends, "ended twice"

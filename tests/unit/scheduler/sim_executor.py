@@ -7,6 +7,9 @@ reuse change the output.
 import hashlib
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from quire.v1 import executor_pb2, scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
@@ -23,6 +26,14 @@ def next_token(tokens: list[int], seed: int, choice: int, output_length: int) ->
     data = repr((tokens, seed, choice, output_length)).encode()
     value = int.from_bytes(hashlib.blake2b(data, digest_size=4).digest(), "big")
     return EOS if value % 50 == 0 else 1 + value % (VOCAB - 1)
+
+
+def log_probabilities(tokens: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Of every token behind these [VOCAB]. The end token is likely."""
+    digest = hashlib.blake2b(repr(tokens).encode(), digest_size=8).digest()
+    logits = 2.0 * np.random.default_rng(int.from_bytes(digest, "big")).standard_normal(VOCAB)
+    logits[EOS] += 5.0
+    return (logits - np.log(np.exp(logits).sum())).astype(np.float32)
 
 
 def reference(submit: scheduler_pb2.Submit, choice: int) -> tuple[list[int], int]:
@@ -91,6 +102,7 @@ class SimSequence:
     computed: int
     credit: deque[list[int]] = field(default_factory=deque)  # [token limit, steps]
     new: list[int] = field(default_factory=list)
+    scores: list[types_pb2.TokenLogprobs] = field(default_factory=list)  # of what is new, where asked for
     used: int = 0
     fresh: bool = True
     changes: deque[tuple[int, int, int, bool]] = field(default_factory=deque)  # length, position, block, writes
@@ -113,7 +125,7 @@ class SimExecutor:
         self.done: list[int] = []  # block operations
         self.epoch = 0
         self.largest_step = 0
-        self.plan_count = 0
+        self.plan_count = self.copy_count = self.computed_tokens = 0
         self.reset()
 
     def reset(self) -> int:
@@ -133,7 +145,12 @@ class SimExecutor:
         self.step, self.report_credit, self.unanswered = plan.step, plan.report_credit, True
         for stay in plan.ended_sequence_ids:
             self.sequences.pop(stay, None)
-        self.operations.extend(plan.operations)
+        for operation in plan.operations:
+            if operation.kind == executor_pb2.BLOCK_OPERATION_KIND_COPY:
+                self._copy(operation.source_block_id, operation.destination_block_id)
+                self.copy_count += 1
+            else:
+                self.operations.append(operation)
         self.inventory.update((block.block_id, block.key) for block in plan.sealed)
         for gained in plan.append:
             if gained.sequence_id in self.sequences:
@@ -178,6 +195,7 @@ class SimExecutor:
                 hot.append(sequence)
             due = due or sequence.steps in (0, self.report_credit)
         self.largest_step = max(self.largest_step, computed)
+        self.computed_tokens += computed
         for ended in self.ended:
             hot.append(self.sequences.pop(ended.sequence_id))
         if computed == 0:
@@ -187,6 +205,12 @@ class SimExecutor:
         if due:
             return self._message([*self.sequences.values(), *hot], 1)
         return self._message(hot, 1) if hot else None
+
+    def fail(self, stay: int) -> None:
+        """Ends a sequence with an error in the next step."""
+        error = QuireError(Reason.NOT_FINITE, "the model's logits are not finite").to_detail()
+        reason = types_pb2.FINISH_REASON_ERROR
+        self.ended.append(executor_pb2.SequenceEnd(sequence_id=stay, reason=reason, error=error))
 
     def move(self) -> bool:
         """Does one block operation; whether there was one."""
@@ -241,13 +265,35 @@ class SimExecutor:
         ]
         state = sequence.state
         output_length = len(sequence.tokens) - state.prompt_length
-        token = next_token(read, state.sampling.seed, state.choice, output_length)  # type: ignore[arg-type]
+        if state.logprobs.HasField("output_count"):
+            token = self._score(sequence, read)  # type: ignore[arg-type]
+        else:
+            token = next_token(read, state.sampling.seed, state.choice, output_length)  # type: ignore[arg-type]
         sequence.tokens.append(token)
         sequence.new.append(token)
         if token == EOS and not state.stop.ignore_eos:
             self.ended.append(executor_pb2.SequenceEnd(sequence_id=state.sequence_id, reason=STOP, stop_token_id=token))
         elif output_length + 1 >= state.stop.max_tokens:
             self.ended.append(executor_pb2.SequenceEnd(sequence_id=state.sequence_id, reason=LENGTH))
+
+    def _score(self, sequence: SimSequence, read: list[int]) -> int:
+        """The likeliest token that may be drawn; notes its log probability and those of the likeliest of all."""
+        state, found = sequence.state, log_probabilities(read)
+        likeliest = np.argsort(-found, kind="stable")
+        bans = len(read) - state.prompt_length < state.stop.min_tokens
+        ends = set(state.stop.stop_token_ids) if bans else set()
+        token = next(int(token) for token in likeliest if token not in ends)
+        top = likeliest[: state.logprobs.output_count]
+        sequence.scores.append(
+            types_pb2.TokenLogprobs(
+                chosen=[found[token]],
+                ranks=[1 + int((found > found[token]).sum())],
+                top_count=len(top),
+                top_token_ids=top.tolist(),
+                top_logprobs=found[top].tolist(),
+            )
+        )
+        return token
 
     def _message(self, sequences: list[SimSequence], steps: int) -> executor_pb2.StepResults:
         self.sent += 1
@@ -263,9 +309,14 @@ class SimExecutor:
             computed_lengths=[s.computed for s in told],
             step_counts=[s.used for s in told],
             ended=self.ended,
+            logprobs=[
+                executor_pb2.SequenceLogprobs(sequence_id=s.state.sequence_id, output=scores)
+                for s in told
+                for scores in s.scores
+            ],
             timings=executor_pb2.StepTimings(step_count=steps, compute_seconds=0.005 * steps),
         )
         for s in told:
-            s.new, s.used = [], 0
+            s.new, s.scores, s.used = [], [], 0
         self.ended = []
         return message
