@@ -52,6 +52,7 @@ def _ring_model(state: State, name: str, model: Model, now: float) -> None:
     if model.retry_at is not None and now >= model.retry_at:
         model.retry_at = None
         model.window = max(model.window, 1)
+        state.may_admit = True
         for executor in state.serving(name):
             executor.has_space = bool(executor.starved)
 

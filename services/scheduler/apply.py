@@ -11,12 +11,9 @@ from services.scheduler.lifecycle import finish, leave_ended, release_siblings
 from services.scheduler.reserve import report
 from services.scheduler.sequence import Phase, Request, Sequence
 from services.scheduler.slowness import note
-from services.scheduler.state import RATE_SECONDS, Executor, State
+from services.scheduler.state import RATE_SECONDS, Executor, Gateway, State
 
 MIN_GRANT_STEPS, MAX_GRANT_STEPS = 2, 32
-LEAST_DECODE_PART = 8  # of a message's time, one part in so many is never taken for prefill
-SMOOTHING = 0.2
-"""Weight of the newest message in the measured step time."""
 
 
 def apply(state: State, executor: Executor, results: executor_pb2.StepResults, now: float) -> None:
@@ -31,6 +28,7 @@ def apply(state: State, executor: Executor, results: executor_pb2.StepResults, n
             Reason.PLAN_GAP, f"results message {results.sequence_number} after {executor.acknowledged_results}"
         )
     executor.acknowledged_results = results.sequence_number
+    state.touched[executor] = None
     note(executor, results, now)
     _apply_tokens(state, executor, results, now)
     searches: dict[int, Request] = {}
@@ -48,65 +46,66 @@ def apply(state: State, executor: Executor, results: executor_pb2.StepResults, n
     for request in searches.values():
         advance(state, request)
     _free(state, executor, results.last_plan)
-    if results.timings.step_count > 0:
-        measure(state, executor, results)
+    timings = results.timings
+    if timings.step_count > 0:
+        measure(state, executor, timings)
+    if timings.moved_bytes > 0:
+        executor.tier_rate.observe(timings.moved_bytes, timings.move_seconds)
 
 
 def _apply_tokens(state: State, executor: Executor, results: executor_pb2.StepResults, now: float) -> None:
-    running, decoding, all_ids = executor.running, executor.decoding, list(results.token_ids)
-    low, at, total = executor.grant_steps, 0, 0
-    for stay, count, computed, steps in zip(
-        results.sequence_ids, results.token_counts, results.computed_lengths, results.step_counts, strict=True
-    ):
+    """The token path: what it does for each sequence is the scheduler's cost of a step."""
+    running, decoding, all_ids = executor.running, executor.decoding, results.token_ids[:]
+    low, at, unknown, top_up_due = executor.grant_steps, 0, 0, executor.top_up_due
+    gateway: Gateway | None = None
+    rows = (results.sequence_ids[:], results.token_counts[:], results.computed_lengths[:], results.step_counts[:])
+    for stay, count, computed, steps in zip(*rows, strict=True):
         start, at = at, at + count
         sequence = running.get(stay)
         if sequence is None:
+            unknown += count
             continue  # cancelled or preempted meanwhile
-        sequence.granted_steps = granted = sequence.granted_steps - steps
-        sequence.computed_length = computed
-        sequence.answered_at = now
+        granted = sequence.granted_steps - steps
         if granted < 0 or computed > sequence.projected_length:
             raise QuireError(Reason.PROTOCOL, f"executor {executor.target} computed more of {stay} than was granted")
+        sequence.granted_steps, sequence.computed_length, sequence.answered_at = granted, computed, now
         if sequence.chunks:
             _answer_chunks(state, executor, sequence, steps)
         if count:
-            total += count
-            request, ids = sequence.request, all_ids[start:at]
+            request, tokens, ids = sequence.request, sequence.token_ids, all_ids[start:at]
             request.account.output_tokens += count
             if sequence.beam is None:
-                gateway = request.gateway
-                gateway.has_output = True
-                gateway.handles.append(request.handle)
-                gateway.choices.append(sequence.choice)
-                gateway.positions.append(len(sequence.token_ids) - request.prompt_length)
-                gateway.token_counts.append(count)
-                gateway.token_ids += ids
-                sequence.token_ids += ids
+                if gateway is not request.gateway:
+                    gateway = request.gateway
+                    gateway.has_output, outputs = True, gateway.outputs
+                outputs.append((request.handle, sequence.choice, len(tokens) - request.prompt_length, ids))
+                tokens += ids
             else:
                 sequence.beam.drawn = ids[-1]
                 executor.expected_tokens += count  # it is taken back once the token is taken over
         if computed >= sequence.next_report_length and computed < len(sequence.token_ids):
             report(state, executor, sequence)
-        projected = sequence.projected_length
-        if (
-            granted <= low
-            and projected < sequence.length_limit
-            and projected < sequence.slots_held
-            and stay in decoding
-        ):
+        if granted <= low and not top_up_due and _can_gain(sequence) and stay in decoding:
             if sequence.step_limit > 2 * low:
-                executor.top_up_due = True
+                top_up_due = True
             elif granted < sequence.step_limit:
                 executor.small_top_up_due = True
     if at != len(all_ids):
         raise QuireError(Reason.PROTOCOL, f"executor {executor.target} sent {len(all_ids)} tokens for {at}")
-    if total:
+    if top_up_due:
+        executor.top_up_due = True
+    if total := at - unknown:
         executor.counters.output_tokens += total
         executor.expected_tokens -= total
         marks = executor.output_marks
         marks.append((now, total))
         while now - marks[0][0] > RATE_SECONDS:
             marks.popleft()
+
+
+def _can_gain(sequence: Sequence) -> bool:
+    """Whether a further step of it would fit into its blocks and its budget."""
+    return sequence.projected_length < min(sequence.length_limit, sequence.slots_held)
 
 
 def _answer_chunks(state: State, executor: Executor, sequence: Sequence, steps: int) -> None:
@@ -172,23 +171,16 @@ def _free(state: State, executor: Executor, last_plan: int) -> None:
             break  # later plans end later
         del leaving[stay]
         state.releases.append(stay)
+        if left.returns:
+            state.keeps.append(stay)
 
 
-def measure(state: State, executor: Executor, results: executor_pb2.StepResults) -> None:
-    """Follows the time of a step without prefill, and with it G: the steps granted at a time.
-
-    What a message's prefill took is known by the executor's own rate: else one long prompt would shorten the grants of
-    all for a while.
-    """
-    timings = results.timings
+def measure(state: State, executor: Executor, timings: executor_pb2.StepTimings) -> None:
+    """Follows what steps take, and with it G: the steps granted at a time."""
+    sampled = timings.sampled_count
     seconds = timings.compute_seconds + timings.host_seconds
-    rate = executor.description.prefill_tokens_per_second if executor.description is not None else 0.0
-    prompt_tokens = timings.token_count - len(results.token_ids)
-    if rate > 0 and prompt_tokens > 0:
-        seconds = max(seconds - prompt_tokens / rate, seconds / LEAST_DECODE_PART)
-    seconds /= timings.step_count
-    before = executor.step_seconds
-    executor.step_seconds = seconds if before <= 0 else before + SMOOTHING * (seconds - before)
+    executor.step_time.observe(timings.step_count, sampled, timings.token_count - sampled, seconds)
+    executor.step_seconds = executor.step_time.step(max(1, len(executor.decoding)))
     executor.grant_steps = grant_steps(state.limits.grant_seconds, executor.step_seconds)
 
 

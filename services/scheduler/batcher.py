@@ -14,39 +14,44 @@ from services.scheduler.state import Executor, State
 from services.scheduler.stays import Stay
 
 CHUNKS_IN_FLIGHT = 2
-REPORT_GRANTS = 5
+REPORT_GRANTS = 2
 """Tokens wait no longer than about the time of so many grants, however long steps become."""
-LEAST_CHUNK = 32
-"""Tokens of prefill that a step has room for at least."""
 PREFILL_AHEAD_TOKENS = 256
 """Slots beyond what is granted that a prompt asks for where it did not get all at first."""
 
 
 def step_budget(state: State, executor: Executor) -> int:
-    """The most tokens that one step of this executor shall compute.
-
-    Beside sequences that decode, about `gap_seconds` of prefill: a step is the gap between two of their tokens. Whole
-    prompts are no faster in larger chunks, as long as a chunk outweighs the reading of the weights.
-    """
+    """The most tokens that one step of this executor may compute."""
     description = executor.description
     assert description is not None
     limit = description.max_step_tokens
-    limit = min(limit, state.limits.step_tokens or limit)
-    rate = description.prefill_tokens_per_second
-    if not executor.decoding or rate <= 0:
-        return limit
-    return min(limit, max(round(rate * state.limits.gap_seconds), LEAST_CHUNK + len(executor.decoding)))
+    return min(limit, state.limits.step_tokens or limit)
+
+
+def prefill_room(state: State, executor: Executor, budget: int) -> int:
+    """Tokens of prefill in one step, at least one.
+
+    A quarter of the budget, however many sequences decode. Beside those a step is the gap between two of their tokens:
+    measured times say how much prefill goes into it.
+    """
+    decodes = len(executor.decoding)
+    room = max(budget - decodes, budget // 4, 1)
+    if not decodes:
+        return room
+    limits = state.limits
+    chunk = executor.step_time.chunk(decodes, limits.gap_stretch, limits.gap_seconds, executor.gap_target)
+    return min(room, chunk)
 
 
 def plan(state: State, executor: Executor, budget: int, now: float) -> executor_pb2.StepPlan | None:
     """The executor's next plan, or None where it needs none. Counts it as sent.
 
-    `budget` is in tokens per step, shared by decodes and prefill chunks.
+    `budget` is the most tokens of a step, decodes and prefill chunks together.
     """
-    if not _is_due(executor):
+    if not is_due(executor):
         return None
     message = executor_pb2.StepPlan(epoch=executor.epoch, acknowledged_results=executor.acknowledged_results)
-    _enter(executor, message)
+    _enter(state, executor, message)
     _grant_chunks(state, executor, message, budget, now)
     if executor.top_up_due:
         _top_up(state, executor.decoding.values(), message, 2 * executor.grant_steps, now)
@@ -72,7 +77,8 @@ def report_credit(executor: Executor) -> int:
     return 1 if executor.capped else executor.grant_steps
 
 
-def _is_due(executor: Executor) -> bool:
+def is_due(executor: Executor) -> bool:
+    """Whether a plan would say anything. Whatever makes it so notes the executor as touched."""
     return bool(
         executor.top_up_due
         or executor.small_top_up_due
@@ -84,12 +90,12 @@ def _is_due(executor: Executor) -> bool:
     )
 
 
-def _enter(executor: Executor, message: executor_pb2.StepPlan) -> None:
+def _enter(state: State, executor: Executor, message: executor_pb2.StepPlan) -> None:
     tokens = 0
     for stay, sequence in list(executor.entering.items()):
         tokens += len(sequence.token_ids)
         if tokens > MESSAGE_TOKENS and message.enter:
-            executor.top_up_due = True
+            state.touched[executor] = None  # the others enter with the next plan
             break
         del executor.entering[stay]
         assert sequence.stay is not None
@@ -119,31 +125,49 @@ def _full_state(sequence: Sequence, stay: Stay) -> executor_pb2.SequenceState:
 
 
 def _grant_chunks(state: State, executor: Executor, message: executor_pb2.StepPlan, budget: int, now: float) -> None:
-    """Grants prefill chunks, first come first served, so that a step's chunks and decodes fit the budget.
+    """Grants prefill chunks, first come first served, so that a step's chunks have room beside its decodes.
 
-    A quarter of the budget is left to prefill however many sequences decode.
+    Those whose prompt the first of the steps ahead completes decode in the second.
     """
     if not executor.prefilling:
         return
-    room = max(budget - len(executor.decoding), budget // 4, 1)
-    left = [room] * CHUNKS_IN_FLIGHT  # tokens by position in the sequences' credit
+    _grant_last_tokens(executor, message, now)
+    taken = [0] * CHUNKS_IN_FLIGHT  # tokens by position in the sequences' credit
     for sequence in chain(executor.prefilling.values(), executor.chunking.values()):
         for position, chunk in enumerate(sequence.chunks):
-            left[position] -= chunk
-    for stay, sequence in list(executor.prefilling.items()):
+            taken[position] += chunk
+    for position in range(CHUNKS_IN_FLIGHT):
+        left = prefill_room(state, executor, budget) - taken[position]
+        for stay, sequence in list(executor.prefilling.items()):
+            if left <= 0:
+                break
+            if len(sequence.chunks) != position or stay in executor.entering or sequence.step_limit == 0:
+                continue
+            chunk = min(left, _chunk_room(sequence))
+            if chunk <= 0:
+                continue
+            left -= chunk
+            _grant_chunk(sequence, message, chunk, now)
+            if not sequence.is_prefilling:
+                _start_decoding(executor, sequence)
+    for stay, sequence in executor.prefilling.items():
+        slots = sequence.slots_held
+        if slots >= sequence.length_limit or sequence.slots_asked > slots:
+            continue
         if stay in executor.entering or sequence.step_limit == 0:
             continue
-        while len(sequence.chunks) < CHUNKS_IN_FLIGHT and sequence.is_prefilling:
-            position = len(sequence.chunks)
-            chunk = min(left[position], _chunk_room(sequence))
-            if chunk <= 0:
-                break
-            left[position] -= chunk
-            _grant_chunk(sequence, message, chunk, now)
-        if not sequence.is_prefilling:
-            _start_decoding(executor, sequence)
-        elif sequence.slots_asked == sequence.slots_held < sequence.projected_length + PREFILL_AHEAD_TOKENS:
+        if slots < sequence.projected_length + PREFILL_AHEAD_TOKENS:
             want_blocks(state, sequence, PREFILL_AHEAD_TOKENS)
+
+
+def _grant_last_tokens(executor: Executor, message: executor_pb2.StepPlan, now: float) -> None:
+    """Grants what lacks one token, as forks do: that is a decode, which does not wait behind the prompts of others."""
+    for stay, sequence in list(executor.prefilling.items()):
+        if len(sequence.token_ids) != sequence.projected_length + 1 or sequence.chunks or stay in executor.entering:
+            continue
+        if sequence.step_limit and _chunk_room(sequence):
+            _grant_chunk(sequence, message, 1, now)
+            _start_decoding(executor, sequence)
 
 
 def _chunk_room(sequence: Sequence) -> int:
@@ -173,12 +197,12 @@ def _top_up(
     ids, counts = [], []
     lookahead = state.limits.lookahead_tokens
     for sequence in sequences:
-        granted, projected, slots = sequence.granted_steps, sequence.projected_length, sequence.slots_held
-        limit = sequence.length_limit
+        granted, projected = sequence.granted_steps, sequence.projected_length
+        slots, limit = sequence.slots_held, sequence.length_limit
+        end = slots if slots < limit else limit
         steps = (target if target < sequence.step_limit else sequence.step_limit) - granted
-        room = (slots if slots < limit else limit) - projected
-        if room < steps:
-            steps = room
+        if steps > end - projected:
+            steps = end - projected
         if steps > 0:
             ids.append(sequence.sequence_id)
             counts.append(steps)

@@ -16,11 +16,14 @@ def executor_opened(
 ) -> None:
     """A Run stream was welcomed: a new epoch begins, with nothing in it."""
     _lose_epoch(state, executor)
-    executor.epoch, executor.description = epoch, description
+    executor.epoch = epoch
+    executor.describe(description)
     executor.connected, executor.stream_failure = True, ""
     executor.step = executor.acknowledged_results = executor.report_credit = 0
-    executor.step_seconds, executor.available_blocks = 0.0, None
+    executor.available_blocks, executor.coming_blocks = None, 0
     executor.pace, executor.slowness = Pace(), SOUND
+    state.touched[executor] = None
+    state.may_admit = True
     _note_models(state, now)
     model = executor.model
     if model is not None:
@@ -39,6 +42,7 @@ def executor_added(state: State, target: str) -> Executor:
 def executor_used_again(state: State, executor: Executor) -> None:
     """One that somebody had taken out takes sequences again."""
     executor.retired = False
+    state.may_admit = True
 
 
 def executor_removed(state: State, executor: Executor, now: float) -> None:
@@ -64,6 +68,7 @@ def kvmanager_opened(state: State) -> None:
     state.kv_connected, state.kv_lost_at = True, None
     for model in state.models.values():
         model.window, model.retry_at, model.unplaced_since = UNLIMITED, None, None
+    state.may_admit = True
 
 
 def kvmanager_lost(state: State, now: float) -> None:

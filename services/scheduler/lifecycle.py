@@ -19,6 +19,7 @@ UNSENT = 1 << 62
 def enqueue(state: State, sequence: Sequence) -> None:
     """Puts a waiting sequence into its model's queue."""
     state.models[sequence.request.model].queue.push(sequence)
+    state.may_admit = True
 
 
 def release_siblings(state: State, request: Request) -> None:
@@ -55,11 +56,12 @@ def place(
     executor.copies.extend(granted.copies)
     if request.beams is not None:
         let_paths_go_on(state, request)
-    executor.expected_tokens += sequence.expected_output - sequence.output_length
     request.account.grant(sequence, granted.cached_tokens)
     request.account.running_count += 1
     if request.target_gap is not None:
         executor.target_gaps[request.target_gap] += 1
+    state.touched[executor] = None
+    executor.expected_tokens += sequence.expected_output - sequence.output_length
     counters = executor.counters
     if sequence.output_length == 0 or sequence.beam is None:  # each step of a search forks what is no prompt
         counters.prefix_query_tokens += len(sequence.token_ids)
@@ -83,6 +85,7 @@ def let_paths_go_on(state: State, request: Request) -> None:
     for sequence in request.sequences:
         if sequence.executor is not None:
             sequence.executor.small_top_up_due = True
+            state.touched[sequence.executor] = None
 
 
 def _stay(sequence: Sequence, executor: Executor) -> Stay:
@@ -99,7 +102,7 @@ def _stay(sequence: Sequence, executor: Executor) -> Stay:
 
 def leave(state: State, sequence: Sequence) -> None:
     """Takes a running sequence off its executor; its blocks go back once the executor has answered that."""
-    executor, stay = _detach(sequence)
+    executor, stay = _detach(state, sequence)
     if executor.entering.pop(stay, None) is not None:
         state.releases.append(stay)  # no plan ever named it
     else:
@@ -111,28 +114,30 @@ def leave(state: State, sequence: Sequence) -> None:
 
 def leave_ended(state: State, sequence: Sequence) -> None:
     """Takes off a sequence that the executor itself ended: it skips it in later plans, so its blocks are free."""
-    _, stay = _detach(sequence)
+    _, stay = _detach(state, sequence)
     state.releases.append(stay)
     sequence.forget_stay()
 
 
 def leave_lost(state: State, sequence: Sequence) -> None:
     """Takes off a sequence whose epoch is over. Nothing is placed on that executor before its next epoch begins."""
-    executor, stay = _detach(sequence)
+    executor, stay = _detach(state, sequence)
     executor.entering.pop(stay, None)
     state.releases.append(stay)
     sequence.forget_stay()
 
 
-def _detach(sequence: Sequence) -> tuple[Executor, int]:
+def _detach(state: State, sequence: Sequence) -> tuple[Executor, int]:
     executor, stay = sequence.executor, sequence.sequence_id
     assert executor is not None
+    state.touched[executor] = None
+    state.may_admit = True
     del executor.running[stay]
-    executor.expected_tokens -= sequence.expected_output - sequence.output_length
     request = sequence.request
     request.account.running_count -= 1
     if request.target_gap is not None:
         executor.target_gaps -= Counter((request.target_gap,))
+    executor.expected_tokens -= sequence.expected_output - sequence.output_length
     for part in (
         executor.prefilling,
         executor.decoding,
@@ -198,6 +203,7 @@ def retire(state: State, sequence: Sequence) -> None:
     elif (model := state.models.get(sequence.request.model)) is not None:
         model.queue.remove(sequence)
     sequence.move(Phase.ENDED)
+    state.may_admit = True  # behind it in the queue may be one that fits
     state.live_counts[sequence.request.model] -= 1
     sequence.request.account.live_count -= 1
 

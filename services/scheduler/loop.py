@@ -163,6 +163,7 @@ def limits(settings: SchedulerSettings) -> Limits:
         output_cost=settings.output_cost,
         grant_seconds=settings.grant_ms / 1000,
         gap_seconds=settings.gap_ms / 1000,
+        gap_stretch=settings.gap_stretch,
         lookahead_tokens=settings.lookahead_tokens,
         resume_seconds=settings.resume_seconds,
         stall_seconds=settings.stall_seconds,

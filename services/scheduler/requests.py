@@ -32,7 +32,7 @@ def serve(state: State, gateway: Gateway, message: scheduler_pb2.ServeRequest, n
     for stop in message.stops:
         _stop_at(state, gateway.requests.get(stop.handle), stop.choice)
     for hold in message.holds:
-        _hold(gateway.requests.get(hold.handle), hold.held)
+        _hold(state, gateway.requests.get(hold.handle), hold.held)
     for cancel in message.cancels:
         if (request := gateway.requests.get(cancel.handle)) is not None:
             cancel_request(state, request)
@@ -184,7 +184,7 @@ def _stop_at(state: State, request: Request | None, choice: int) -> None:
             finish(state, sequence, STOP)
 
 
-def _hold(request: Request | None, held: bool) -> None:
+def _hold(state: State, request: Request | None, held: bool) -> None:
     if request is None or request.held == held:
         return
     request.held = held
@@ -192,3 +192,4 @@ def _hold(request: Request | None, held: bool) -> None:
         sequence.step_limit = step_limit(request)
         if not held and sequence.executor is not None:
             sequence.executor.top_up_due = True
+            state.touched[sequence.executor] = None

@@ -45,17 +45,15 @@ def reserve(state: State, now: float) -> list[kvmanager_pb2.ReserveRequest]:
     messages = []
     message = kvmanager_pb2.ReserveRequest()
     if state.releases:
-        if state.progress and not {p.sequence_id for p in state.progress}.isdisjoint(state.releases):
+        if state.progress and not {stay for stay, _, _ in state.progress}.isdisjoint(state.releases):
             # Applied in the order of its fields, one message would release before the last blocks count as ready.
-            messages.append(kvmanager_pb2.ReserveRequest(progress=state.progress))
-            state.progress = []
+            messages.append(kvmanager_pb2.ReserveRequest())
+            _say_progress(state, messages[0])
         message.released_sequence_ids.extend(state.releases)
-        state.releases = []
-        for executor in state.executors:
-            _space_appeared(state, executor)
-    if state.progress:
-        message.progress.extend(state.progress)
-        state.progress = []
+        message.returning_sequence_ids.extend(state.keeps)
+        state.releases, state.keeps = [], []
+        _space_appeared(state, state.executors)
+    _say_progress(state, message)
     _extend(state, message)
     asks = [*_ask_forks(state), *_admissions(state, now)]
     executors = dict.fromkeys(executor for _, allowed in asks for executor in allowed)
@@ -77,6 +75,12 @@ def reserve(state: State, now: float) -> list[kvmanager_pb2.ReserveRequest]:
     return messages
 
 
+def _say_progress(state: State, message: kvmanager_pb2.ReserveRequest) -> None:
+    for stay, computed, news in state.progress:
+        message.progress.add(sequence_id=stay, computed_length=computed, token_ids=news)
+    state.progress = []
+
+
 def _extend(state: State, message: kvmanager_pb2.ReserveRequest) -> None:
     wanting, state.extends = state.extends, []
     for executor in state.executors:
@@ -95,6 +99,9 @@ def _extend(state: State, message: kvmanager_pb2.ReserveRequest) -> None:
 
 def _admissions(state: State, now: float) -> list[Ask]:
     """Reservations for the heads of the queues, as far as executors have room for sequences."""
+    if not state.may_admit:
+        return []
+    state.may_admit = False
     reservations = []
     for name, model in state.models.items():
         executors = _candidates(state.serving(name))
@@ -178,19 +185,16 @@ def _ask(state: State, model: Model, sequence: Sequence, allowed: list[Executor]
         skip_prefix_cache=sequence.wants_prompt_scores,
         parent_sequence_id=origin.sequence_id if origin is not None and shared else 0,
         parent_length=shared,
+        most_tokens=request.most_tokens,
+        expected_output_tokens=max(1, sequence.expected_output - sequence.output_length),
     )
     return reservation, allowed
 
 
 def report(state: State, executor: Executor, sequence: Sequence) -> None:
     """Notes for the kvmanager that further blocks are full."""
-    state.progress.append(
-        kvmanager_pb2.SequenceProgress(
-            sequence_id=sequence.sequence_id,
-            computed_length=sequence.computed_length,
-            token_ids=sequence.token_ids[sequence.reported_length :],
-        )
-    )
+    news = sequence.token_ids[sequence.reported_length :]
+    state.progress.append((sequence.sequence_id, sequence.computed_length, news))
     sequence.note_reported(executor.block_size)
     if sequence.output_length >= sequence.expected_output:
         expect(state, sequence)
@@ -198,13 +202,16 @@ def report(state: State, executor: Executor, sequence: Sequence) -> None:
 
 def take(state: State, response: kvmanager_pb2.ReserveResponse, now: float) -> None:
     """Takes one message of the kvmanager."""
+    if response.space or response.reservations or response.extensions:
+        state.may_admit = True
     executors = {e.executor_id: e for e in state.executors if e.description is not None}
     for space in response.space:
         if (executor := executors.get(space.executor_id)) is not None:
             before, executor.available_blocks = executor.available_blocks, space.available_block_count
-            executor.total_blocks = space.total_block_count
+            executor.total_blocks, executor.coming_blocks = space.total_block_count, space.coming_block_count
+            state.touched[executor] = None
             if before is None or space.available_block_count > before:
-                _space_appeared(state, executor)
+                _space_appeared(state, [executor])
     for result in response.reservations:
         _take_reservation(state, result, now)
     if response.lost_sequence_ids:
@@ -218,13 +225,17 @@ def take(state: State, response: kvmanager_pb2.ReserveResponse, now: float) -> N
         executor = executors.get(operations.executor_id)
         if executor is not None and executor.epoch == operations.epoch:
             executor.operations.extend(operations.operations)
+            state.touched[executor] = None
 
 
-def _space_appeared(state: State, executor: Executor) -> None:
-    executor.has_space = bool(executor.starved)
-    model = executor.model
-    if model is not None and (known := state.models.get(model.name)) is not None and known.window == 0:
-        known.window = 1
+def _space_appeared(state: State, executors: list[Executor]) -> None:
+    """Who was refused blocks there may ask again: sequences that run, and one newcomer of each model."""
+    for executor in executors:
+        if executor.starved:
+            executor.has_space = True
+    for model in state.models.values():
+        if model.window == 0 and any(e.model is not None and e.model.name == model.description.name for e in executors):
+            model.window = 1
 
 
 def _take_reservation(state: State, result: kvmanager_pb2.ReservationResult, now: float) -> None:
@@ -235,6 +246,7 @@ def _take_reservation(state: State, result: kvmanager_pb2.ReservationResult, now
     model.asked_count -= 1
     for executor, _ in asked.executors.values():
         executor.asked_count -= 1
+        state.touched[executor] = None
     if result.outcome == GRANTED:
         model.window, model.retry_at, model.unplaced_since = UNLIMITED, None, None
         chosen = asked.executors.get(result.executor_id)
@@ -288,7 +300,9 @@ def _refused(
         waited = now - model.unplaced_since
         model.retry_at = now + min(QUIET_RETRY_SECONDS, max(UNREGISTERED_RETRY_SECONDS, waited))
     elif result.outcome == NEVER_FITS:
-        message = f"{len(sequence.token_ids)} tokens need more KV blocks than there are"
+        message = (
+            f"prompt and max_tokens, {sequence.request.most_tokens + 1} tokens, need more KV blocks than there are"
+        )
         message += f": {reasons}" if reasons else ""
         fail_request(state, sequence.request, QuireError(Reason.NEVER_FITS, message))
     else:
@@ -300,6 +314,7 @@ def _take_extension(executors: dict[str, Executor], state: State, result: kvmana
     executor = next((e for e in executors.values() if stay in e.running), None)
     if executor is None:
         return  # it ended meanwhile; its release covers these blocks
+    state.touched[executor] = None
     sequence = executor.running[stay]
     if result.outcome == GRANTED:
         sequence.slots_held += count_slots(result.blocks, executor)

@@ -71,6 +71,11 @@ class Request:
         return self.sequences[0]
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens of one of its sequences that come to need KV at most: the last one of the output needs none."""
+        return self.prompt_length + self.stop.max_tokens - 1
+
+    @property
     def ended(self) -> bool:
         return all(sequence.phase is Phase.ENDED for sequence in self.sequences)
 

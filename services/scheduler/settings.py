@@ -21,7 +21,10 @@ class SchedulerSettings(ServiceSettings):
     )
     step_tokens: int = Field(0, ge=0, description="the most tokens that a step computes; 0 leaves it to the executor")
     gap_ms: float = Field(
-        150.0, gt=0, description="about how long a step may be that computes prompts beside sequences which decode"
+        150.0, gt=0, description="the longest step that computes prompts beside sequences which decode"
+    )
+    gap_stretch: float = Field(
+        2.5, ge=1, description="such a step takes at most so many times as long as one without prompts"
     )
     max_queued: int = Field(4096, ge=1, description="sequences that may wait before new requests are refused")
     max_queued_tenant: int = Field(2048, ge=1, description="the same for the sequences of one tenant")

@@ -7,11 +7,12 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
+from quire.v1 import executor_pb2, scheduler_pb2, types_pb2
 from services.scheduler.aliases import Alias
 from services.scheduler.decisions import Admission
 from services.scheduler.fairness import Ledger
 from services.scheduler.heap import LazyHeap
+from services.scheduler.pace import StepTime, TierRate
 from services.scheduler.policy import Fair, Infeasible, Policy
 from services.scheduler.predict import LengthPredictor, QuantilePredictor
 from services.scheduler.queue import WaitingQueue
@@ -38,7 +39,8 @@ class Limits:
     infeasible: Infeasible = Infeasible.LAST
     output_cost: float = 2.0  # of an output token beside one of a prompt
     grant_seconds: float = 0.020
-    gap_seconds: float = 0.150  # of a step that prefills beside sequences which decode
+    gap_seconds: float = 0.150  # of a step that prefills beside sequences which decode, at most
+    gap_stretch: float = 2.5  # such a step takes so many times what it takes without prefill, at most
     lookahead_tokens: int = 64
     resume_seconds: float = 30.0
     stall_seconds: float = 60.0
@@ -62,6 +64,9 @@ class Executor:
     index: int  # counts executors as they came; never used again
     target: str
     description: types_pb2.ExecutorDescription | None = None
+    executor_id: str = ""
+    model: types_pb2.ModelDescription | None = None  # the loaded one, if any
+    block_size: int = 0  # token slots per block of the target model's group
     epoch: int = 0
     connected: bool = False
     stream_failure: str = ""  # why the stream must be opened again; empty while it is sound
@@ -74,7 +79,9 @@ class Executor:
     acknowledged_results: int = 0
     report_credit: int = 0  # as last sent
     grant_steps: int = 2  # G
-    step_seconds: float = 0.0  # measured, smoothed
+    step_seconds: float = 0.0  # of the sequences that decode now, without prefill; 0 until measured
+    step_time: StepTime = field(default_factory=StepTime)
+    tier_rate: TierRate = field(default_factory=TierRate)
     pace: Pace = field(default_factory=Pace)
     slowness: Slowness = SOUND
 
@@ -99,6 +106,7 @@ class Executor:
     small_top_up_due: bool = False  # only capped and prefilling ones do
 
     available_blocks: int | None = None  # as last announced by the kvmanager, less what was asked for since
+    coming_blocks: int = 0  # that will be available once their content is in a lower tier
     asked_count: int = 0  # reservations that may still land here
     has_space: bool = False  # blocks appeared: starved sequences ask again
     total_blocks: int = 0
@@ -107,15 +115,12 @@ class Executor:
     expected_tokens: int = 0  # of output that its sequences still have before them, as predicted
     target_gaps: Counter[float] = field(default_factory=Counter)  # seconds that running sequences aim at
 
-    @property
-    def executor_id(self) -> str:
-        return self.description.executor_id if self.description is not None else ""
-
-    @property
-    def model(self) -> types_pb2.ModelDescription | None:
-        """The loaded model, if any."""
-        description = self.description
-        return description.model if description is not None and description.HasField("model") else None
+    def describe(self, description: types_pb2.ExecutorDescription) -> None:
+        """Takes in what it says of itself: what it took for its steps before is of no use any more."""
+        self.description, self.executor_id = description, description.executor_id
+        self.model = description.model if description.HasField("model") else None
+        self.block_size = next((g.block_size for g in description.groups if g.group_id == TARGET_GROUP), 0)
+        self.step_seconds, self.step_time, self.tier_rate = 0.0, StepTime.stated(description), TierRate()
 
     @property
     def serves(self) -> bool:
@@ -129,12 +134,6 @@ class Executor:
     def takes(self) -> bool:
         """Whether sequences may be placed here."""
         return self.serves and not self.draining
-
-    @property
-    def block_size(self) -> int:
-        """Token slots per block of the target model's group."""
-        assert self.description is not None
-        return next(g.block_size for g in self.description.groups if g.group_id == TARGET_GROUP)
 
     @property
     def gap_target(self) -> float | None:
@@ -171,32 +170,24 @@ class Gateway:
     open: bool = True
     has_output: bool = False
     outbox: scheduler_pb2.ServeResponse = field(default_factory=scheduler_pb2.ServeResponse)  # all but tokens
-    # New tokens: entry i is (handles[i], choices[i], positions[i], token_counts[i]), as on the wire.
-    handles: list[int] = field(default_factory=list)
-    choices: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    token_counts: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
+    outputs: list[tuple[int, int, int, list[int]]] = field(default_factory=list)  # handle, choice, position, new tokens
 
     def say_tokens(self, handle: int, choice: int, position: int, token_ids: list[int]) -> None:
         """Adds tokens of one choice from that output position on."""
         self.has_output = True
-        self.handles.append(handle)
-        self.choices.append(choice)
-        self.positions.append(position)
-        self.token_counts.append(len(token_ids))
-        self.token_ids += token_ids
+        self.outputs.append((handle, choice, position, token_ids))
 
     def take_output(self) -> scheduler_pb2.ServeResponse:
         """All that happened since the last one, as one message."""
         message = self.outbox
-        message.handles.extend(self.handles)
-        message.choices.extend(self.choices)
-        message.positions.extend(self.positions)
-        message.token_counts.extend(self.token_counts)
-        message.token_ids.extend(self.token_ids)
-        for part in (self.handles, self.choices, self.positions, self.token_counts, self.token_ids):
-            part.clear()
+        if self.outputs:
+            handles, choices, positions, tokens = zip(*self.outputs, strict=True)
+            message.handles.extend(handles)
+            message.choices.extend(choices)
+            message.positions.extend(positions)
+            message.token_counts.extend(map(len, tokens))
+            message.token_ids.extend(itertools.chain.from_iterable(tokens))
+            self.outputs = []
         self.outbox, self.has_output = scheduler_pb2.ServeResponse(), False
         return message
 
@@ -234,6 +225,8 @@ class State:
         self.predictor: LengthPredictor = predictor if predictor is not None else QuantilePredictor()
         self.gateways: list[Gateway] = []
         self.request_ids: dict[tuple[str, str], Request] = {}  # by tenant and request id
+        self.touched: dict[Executor, None] = {}  # those that something happened to since the last turn, in order
+        self.may_admit = True  # something happened that may let a waiting sequence in
         self.live_counts: Counter[str] = Counter()  # sequences that have not ended, by model
         self.refusals: Counter[str] = Counter()  # new requests refused, by reason
         self.totals: dict[tuple[str, int], Counters] = {}  # by model and executor index
@@ -246,7 +239,8 @@ class State:
         self.kv_lost_at: float | None = None
         self.asked: dict[int, Asked] = {}
         self.releases: list[int] = []
-        self.progress: list[kvmanager_pb2.SequenceProgress] = []
+        self.keeps: list[int] = []  # of those released, the ones that come back
+        self.progress: list[tuple[int, int, list[int]]] = []  # stay, computed length, tokens that it does not know
         self.extends: list[Sequence] = []
         self.forks: list[Sequence] = []
 

@@ -83,3 +83,4 @@ class Leaving:
     plan: int
     token_ids: list[int]
     computed_length: int
+    returns: bool = False  # preempted: its content is worth a place in a lower tier

@@ -28,7 +28,9 @@ def turn(state: State, now: float) -> Outgoing:
     ring(state, now)
     compare(state, now)
     outgoing = Outgoing()
-    for executor in state.executors:
+    touched, state.touched = state.touched, {}
+    touched.update((executor, None) for executor in state.executors if executor.retired or executor.ends_at is not None)
+    for executor in touched:  # an executor that nothing happened to needs nothing, and costs nothing
         if not executor.serves or executor.stream_failure:
             continue
         if executor.starved:

@@ -22,14 +22,14 @@ ERROR = types_pb2.FINISH_REASON_ERROR
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    made = World(tmp_path, describe())
+    made = World(tmp_path, describe(blocks=1100))
     await made.start_kvmanager()
     yield made
     await made.close()
 
 
 async def start(world: World, *descriptions: types_pb2.ExecutorDescription, **settings: Any) -> None:
-    for description in descriptions or (describe(),):
+    for description in descriptions or (describe(blocks=1100),):
         await world.start_executor(description)
     await world.start_scheduler(len(world.executors), **settings)
     await world.ready()
@@ -78,7 +78,7 @@ async def test_n_choices_share_the_lead_prompt(world: World) -> None:
     await gateway.done(1)
     assert_correct(gateway, 1)
     assert len({tuple(output) for output in gateway.clients[1].outputs.values()}) == 4
-    assert world.manager.prefix_hit_tokens == 3 * 32
+    assert world.loop.state.executors[0].counters.prefix_hit_tokens == 3 * 32
 
 
 async def test_cancel_and_gateway_loss_free_everything(world: World) -> None:
@@ -276,12 +276,12 @@ async def test_never_fitting_request_ends_at_once(world: World) -> None:
 
 
 async def test_deadline_ends_running_and_waiting_requests(world: World) -> None:
-    await start(world, describe(max_sequences=1))
+    await start(world, describe(blocks=1100, max_sequences=1))
     world.executors[0].step_seconds = 0.01
     gateway = await world.gateway()
-    await gateway.submit(
-        submit(1, [1], 3000, ignore_eos=True, deadline_ms=200), submit(2, [2], 5, deadline_ms=100), submit(3, [3], 5)
-    )
+    await gateway.submit(submit(1, [1], 3000, ignore_eos=True, deadline_ms=400))
+    await until(lambda: bool(gateway.clients[1].outputs[0]))
+    await gateway.submit(submit(2, [2], 5, deadline_ms=100), submit(3, [3], 5))
     await gateway.done(1, 2, 3)
     assert gateway.clients[1].ends[0].error.reason == "DEADLINE"
     assert gateway.clients[1].outputs[0]

@@ -9,6 +9,7 @@ from services.scheduler import epochs, requests
 from services.scheduler.alarms import next_alarm
 from services.scheduler.aliases import Alias
 from services.scheduler.apply import apply
+from services.scheduler.batcher import is_due
 from services.scheduler.reserve import take
 from services.scheduler.restate import restate
 from services.scheduler.state import Executor, Gateway, Limits, State
@@ -148,6 +149,9 @@ class Harness:
         for executor, plan in outgoing.plans:
             self.plans[executor.index].append(plan)
         self.to_kv.extend(outgoing.reservations)
+        for executor in self.state.executors:
+            untouched = executor.serves and not executor.stream_failure and executor not in self.state.touched
+            assert not (untouched and is_due(executor)), "its plan is due, but nothing says so"
         self._read_gateway()
         check(self.state)
 

@@ -82,7 +82,13 @@ def describe(
         groups=[types_pb2.CacheGroup(group_id=0, name="target", block_size=block_size, block_bytes=64)],
         pools=[
             types_pb2.BlockPool(
-                pool_id=number, group_id=0, tier=tier, format=format_, block_count=count, first_block_id=first
+                pool_id=number,
+                group_id=0,
+                tier=tier,
+                format=format_,
+                block_count=count,
+                first_block_id=first,
+                block_bytes=64,
             )
             for number, ((tier, format_, count), first) in enumerate(zip(pools, firsts, strict=True))
         ],

@@ -8,7 +8,8 @@ import pytest
 
 from quire.v1 import executor_pb2, scheduler_pb2
 from services.scheduler.apply import MAX_GRANT_STEPS, apply, grant_steps
-from services.scheduler.batcher import plan, step_budget
+from services.scheduler.batcher import plan, prefill_room, step_budget
+from services.scheduler.pace import StepTime
 from services.scheduler.sequence import Sequence
 from services.scheduler.state import Executor, Limits, State
 from tests.unit.scheduler.sim import Harness, submit
@@ -185,16 +186,65 @@ def test_g_is_about_twenty_milliseconds_of_steps(step_seconds: float, steps: int
     assert grant_steps(Limits().grant_seconds, step_seconds) == steps
 
 
-@pytest.mark.parametrize(
-    ("rate", "decoding", "budget"),
-    [(1000.0, 0, 512), (1000.0, 8, 100), (1000.0, 90, 122), (10.0, 4, 36), (100_000.0, 8, 512), (0.0, 8, 512)],
-)
-def test_prompts_take_about_a_tenth_of_a_second_at_a_time_beside_others(
-    rate: float, decoding: int, budget: int
-) -> None:
-    state = State(("e",), Limits(gap_seconds=0.1))
+def decoding(count: int, **stated: float) -> tuple[State, Executor]:
+    """An executor on which so many sequences decode: what it says of itself is all that is known of it."""
+    state = State(("e",), Limits(gap_seconds=0.1, gap_stretch=2.5))
     (executor,) = state.executors
-    executor.description = describe(max_step_tokens=512)
-    executor.description.prefill_tokens_per_second = rate
-    executor.decoding = dict.fromkeys(range(decoding), cast(Sequence, None))
-    assert step_budget(state, executor) == budget
+    description = describe(max_step_tokens=512)
+    for name, value in stated.items():
+        setattr(description, name, value)
+    executor.describe(description)
+    executor.decoding = dict.fromkeys(range(count), cast(Sequence, None))
+    return state, executor
+
+
+@pytest.mark.parametrize(
+    ("rate", "count", "room"),
+    [
+        (1000.0, 0, 512),  # nobody waits for a token
+        (1000.0, 8, 25),  # a step of 17 ms may take 42.5 ms
+        (1000.0, 90, 16),  # one of 99 ms is as long as any may be: the least chunk
+        (100.0, 4, 16),  # 20 ms in which 2 tokens would fit
+        (100_000.0, 8, 504),  # the executor's own limit
+    ],
+)
+def test_prompts_stretch_a_step_beside_decodes_by_so_much(rate: float, count: int, room: int) -> None:
+    state, executor = decoding(count, prefill_tokens_per_second=rate, decode_step_seconds=0.010)
+    assert prefill_room(state, executor, step_budget(state, executor)) == room
+
+
+@pytest.mark.parametrize(("target", "room"), [(1.0, 25), (0.0305, 13), (0.001, 8)])
+def test_a_clients_target_for_its_gaps_narrows_chunks_and_holds_none_up(target: float, room: int) -> None:
+    state, executor = decoding(8, prefill_tokens_per_second=1000.0, decode_step_seconds=0.010)
+    executor.target_gaps[target] += 1
+    executor.target_gaps[2.0] += 1
+    assert prefill_room(state, executor, 512) == room
+
+
+def test_a_prompt_beside_one_that_ends_its_own_leaves_room_for_its_tokens() -> None:
+    """Nobody decodes in the first of the two steps ahead, but in the second: that one is not filled to the brim."""
+    harness = Harness(describe(blocks=1000, max_step_tokens=512, max_sequences=64), limits=Limits(lookahead_tokens=8))
+    executor = harness.state.executors[0]
+    executor.step_time = StepTime(base=0.009, row=0.001, token=0.001)
+    harness.send(submit(1, [5] * 300, 5), submit(2, [6] * 500, 5))
+    place(harness)
+    chunks = [grant for message in harness.plans[0] for grant in grants(message) if grant[1] > 1]
+    assert chunks == [(1, 300, 1), (2, 212, 1), (2, 16, 1)]  # beside a step of 10 ms: 15 ms of prefill, at least 16
+
+
+def test_plans_follow_measured_steps() -> None:
+    """A machine that is slower than it said is given smaller chunks, and one whose steps are short more at a time."""
+    harness, executor = made()
+    executor.step_time = StepTime(base=0.05, row=0.0002, token=0.0002)
+    harness.send(submit(1, [5] * 10, 100))
+    place(harness)
+    for number in range(200):
+        chunk, slow = 100 * (number % 2), 0.010 + 0.2 * (number % 2)
+        timings = executor_pb2.StepTimings(step_count=1, compute_seconds=slow, token_count=1 + chunk, sampled_count=1)
+        message = executor_pb2.StepResults(
+            epoch=executor.epoch, sequence_number=executor.acknowledged_results + 1, timings=timings
+        )
+        apply(harness.state, executor, message, harness.now)
+    assert executor.step_time.token == pytest.approx(0.002, rel=0.1)
+    assert executor.step_seconds == pytest.approx(0.010, rel=0.25)
+    assert executor.grant_steps == 2

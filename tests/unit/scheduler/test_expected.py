@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.v1 import types_pb2
+from quire.v1 import scheduler_pb2, types_pb2
 from services.scheduler.expected import expect_output
 from services.scheduler.predict import Kind, QuantilePredictor
 from services.scheduler.state import Limits
@@ -128,3 +128,17 @@ def test_an_outlived_expectation_is_renewed() -> None:
         block = world.state.executors[0].block_size if sequence.executor else 0
         assert sequence.output_length <= sequence.expected_output + block + 2 * 32
     assert sequence.expected_output > 3
+
+
+def test_placement_hears_of_it() -> None:
+    world, _ = harness()
+    world.send(submit(1, [1] * 4, 40, ignore_eos=True))
+    while not world.clients[1].outputs[0]:
+        world.step()
+    asked: list[scheduler_pb2.Submit] = [submit(2, [2] * 4, 400, ignore_eos=True)]
+    world.to_kv.clear()
+    world.send(*asked)
+    ((loads, (reservation,)),) = [(m.loads, m.reservations) for m in world.to_kv if m.reservations]
+    assert list(loads.running_counts) == [1]
+    assert 0 < loads.output_tokens[0] < 40
+    assert reservation.expected_output_tokens == 400
