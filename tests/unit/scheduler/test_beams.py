@@ -253,3 +253,16 @@ def test_an_executor_of_one_sequence_computes_path_after_path() -> None:
     assert_answers(harness, 1)
     assert_correct(harness, 2)
     assert_idle(harness)
+
+
+def test_forks_do_not_wait_behind_the_prompts_of_others() -> None:
+    """Each is one token of a running request, as a decode is."""
+    harness = Harness(describe(blocks=900, max_sequences=8), limits=Limits(step_tokens=16), kv=RealKv())
+    harness.send(beams(1, [3, 2, 1], 20, 4, ignore_eos=True))
+    while len(harness.sims[0].sequences) < 4:
+        assert harness.step()
+    harness.send(submit(2, [1 + i % 900 for i in range(2000)], 5))
+    while not harness.clients[1].done:
+        assert harness.step()
+    assert_answers(harness, 1)
+    assert not harness.clients[2].outputs[0], "the search took as long as the prompt"
