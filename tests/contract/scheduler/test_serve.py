@@ -71,7 +71,7 @@ async def test_second_request_finds_the_first_ones_prompt(world: World) -> None:
 
 
 async def test_n_choices_share_the_lead_prompt(world: World) -> None:
-    """B2: choices end apart, each with its own reason; all but the first find the prompt's blocks."""
+    """B2: choices end apart, each with its own reason; all but the first are forks that share the prompt's blocks."""
     await start(world)
     gateway = await world.gateway()
     await gateway.submit(submit(1, list(range(1, 34)), 30, choice_count=4))
