@@ -132,7 +132,6 @@ def _grant_chunks(state: State, executor: Executor, message: executor_pb2.StepPl
     if not executor.prefilling:
         return
     _grant_last_tokens(executor, message, now)
-    _grant_last_tokens(executor, message, now)
     taken = [0] * CHUNKS_IN_FLIGHT  # tokens by position in the sequences' credit
     for sequence in chain(executor.prefilling.values(), executor.chunking.values()):
         for position, chunk in enumerate(sequence.chunks):
@@ -159,16 +158,6 @@ def _grant_chunks(state: State, executor: Executor, message: executor_pb2.StepPl
             continue
         if slots < sequence.projected_length + PREFILL_AHEAD_TOKENS:
             want_blocks(state, sequence, PREFILL_AHEAD_TOKENS)
-
-
-def _grant_last_tokens(executor: Executor, message: executor_pb2.StepPlan, now: float) -> None:
-    """Grants what lacks one token, as forks do: that is a decode, which does not wait behind the prompts of others."""
-    for stay, sequence in list(executor.prefilling.items()):
-        if len(sequence.token_ids) != sequence.projected_length + 1 or sequence.chunks or stay in executor.entering:
-            continue
-        if sequence.step_limit and _chunk_room(sequence):
-            _grant_chunk(sequence, message, 1, now)
-            _start_decoding(executor, sequence)
 
 
 def _grant_last_tokens(executor: Executor, message: executor_pb2.StepPlan, now: float) -> None:
