@@ -3,36 +3,13 @@
 // The order of operations of one output is the same for every tile shape, so results do not depend on the batch.
 
 #include "kernels/matmul/cpu.h"
+#include "kernels/matmul/k_quants.h"
 #include "kernels/matmul/store.h"
+#include "kernels/matmul/tile.h"
 #include "kernels/simd/simd.h"
 
 namespace quire::QUIRE_ISA {
 namespace {
-
-constexpr int kStreamAhead = 2560;  // bytes: about what memory delivers while one line is on its way
-
-// Tokens first .. first + kTokens times kVectors vectors of rows, the first of them `vector`.
-template <int kTokens, int kVectors>
-struct Tile {
-  F sums[kTokens][kVectors];
-
-  QUIRE_INLINE void clear_all(Tile& tile) {
-    QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
-      QUIRE_UNROLL for (int v = 0; v < kVectors; v++) tile.sums[t][v] = zero();
-    }
-  }
-  QUIRE_INLINE void store_all(const Tile& tile, float* out, int vector) {
-    QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
-      QUIRE_UNROLL for (int v = 0; v < kVectors; v++)
-          store(out + t * kPanelRows + (vector + v) * kLanes, tile.sums[t][v]);
-    }
-  }
-};
-
-template <int kBytes>
-QUIRE_INLINE void stream_ahead(const uint8_t* at) {
-  QUIRE_UNROLL for (int i = 0; i < kBytes; i += 64) prefetch(at + kStreamAhead + i);
-}
 
 struct F32 {
   template <int kTokens, int kVectors>
@@ -180,25 +157,7 @@ struct Int4 {
       for (int part = 0; part < kParts; part++, x += 32) {
         if constexpr (kTokens == 1) stream_ahead<kGroupBytes / kParts>(w + part * 512);
         NibbleDot dots[kTokens][kVectors];
-        QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
-          QUIRE_UNROLL for (int v = 0; v < kVectors; v++) clear(dots[t][v]);
-        }
-        QUIRE_UNROLL for (int quad = 0; quad < 4; quad++) {
-          B bytes[kVectors], weights[kVectors];
-          QUIRE_UNROLL for (int v = 0; v < kVectors; v++) {
-            bytes[v] = load_bytes(w + part * 512 + quad * 128 + v * kLanes * 4);
-            weights[v] = low_nibbles(bytes[v]);
-          }
-          QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
-            const B values = splat_quad(x + size_t(t) * in.k + quad * 4);
-            QUIRE_UNROLL for (int v = 0; v < kVectors; v++) accumulate(dots[t][v], weights[v], values);
-          }
-          QUIRE_UNROLL for (int v = 0; v < kVectors; v++) weights[v] = high_nibbles(bytes[v]);
-          QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
-            const B values = splat_quad(x + size_t(t) * in.k + quad * 4 + 16);
-            QUIRE_UNROLL for (int v = 0; v < kVectors; v++) accumulate(dots[t][v], weights[v], values);
-          }
-        }
+        multiply_nibbles(w + part * 512, x, in.k, dots);
         if constexpr (kParts == 1) {
           QUIRE_UNROLL for (int v = 0; v < kVectors; v++) scales[v] = load_half(d + v * kLanes);
         }
@@ -284,6 +243,8 @@ PanelKernel panel_kernel(int format) {
       run_panel<Int4<1, true>>,
       run_panel<Int4<2, true>>,
       run_panel<Int4<4, true>>,
+      run_panel<Q4k>,
+      run_panel<Q6k>,
   };
   return kernels[format];
 }
@@ -291,7 +252,7 @@ PanelKernel panel_kernel(int format) {
 ActivationForm activation_form(int format) {
   if (format == kF32) return kFloatForm;
   if (format == kBf16) return kBf16Products ? kBf16Form : kFloatForm;
-  return format == kQ8 ? kInt16Form : kInt8Form;
+  return format == kQ8 || format == kQ6k ? kInt16Form : kInt8Form;
 }
 
 void quantize_rows(const Activation& out, const float* values, int count) {

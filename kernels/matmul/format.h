@@ -9,8 +9,15 @@
 //   q8c    the whole panel [k / 4][32 rows][4] int8, then [32 rows] fp32 scales
 //   q4     per group: per 32 k [4][32 rows][4] bytes, quad j in the low nibbles, quad j + 4 in the high ones; then
 //          [32 rows] fp16 scales d, and with a minimum [32 rows] fp16 m
+//   q4k    per 256 k: [32 rows] fp16 d, [32 rows] fp16 m, [8][32 rows] uint8 s, [8][32 rows] uint8 t, one of each per
+//          32 k; then the nibbles of all, as above                                                   4,736 bytes
+//   q6k    per 256 k: [32 rows] fp16 d, [16][32 rows] int8 s, one per 16 k; then per 16 k [3][32 rows][2] words of 16
+//          bits: words [i][row][j] holds columns 4i + 2j and 4i + 2j + 1, downwards from its highest bit; of columns
+//          12 + 2j and 13 + 2j, the lowest four bits of words 0 and 1 hold the upper four bits, and those of word 2
+//          the lower two, of the first one lowest                                                     6,720 bytes
 //
-// int8 values lie within [-127, 127]. A 4-bit weight is d * (q - 8), with a minimum d * q + m.
+// int8 values lie within [-127, 127]. A 4-bit weight is d * (q - 8), with a minimum d * q + m. The formats of 256 hold
+// what ggml calls Q4_K and Q6_K: a weight is (d * s) * q + m * t, with q in 0..15, or (d * s) * q, with q in -32..31.
 #pragma once
 
 #include <cstddef>
@@ -29,10 +36,12 @@ enum Format : int32_t {
   kQ4MinGroup32,
   kQ4MinGroup64,
   kQ4MinGroup128,
+  kQ4k,  // groups of 256 that hold eight of 32
+  kQ6k,  // groups of 256 that hold sixteen of 16
   kFormatCount,
 };
 
-static constexpr bool has_minimum(int format) { return format >= kQ4MinGroup32; }
+static constexpr bool has_minimum(int format) { return format >= kQ4MinGroup32 && format <= kQ4MinGroup128; }
 
 // Values of k that share a scale, as far as k must be a multiple of it.
 static constexpr int group_size(int format) {
@@ -43,10 +52,16 @@ static constexpr int group_size(int format) {
     case kQ4Group128:
     case kQ4MinGroup128:
       return 128;
+    case kQ4k:
+    case kQ6k:
+      return 256;
     default:
       return 32;
   }
 }
+
+// Of what stands before the weights of 256 k.
+constexpr size_t kQ4kHeader = 640, kQ6kHeader = 576;
 
 static constexpr size_t panel_bytes(int format, int k) {
   const size_t n = size_t(k);
@@ -59,14 +74,18 @@ static constexpr size_t panel_bytes(int format, int k) {
       return n / 32 * 1088;
     case kQ8c:
       return n * 32 + 128;
+    case kQ4k:
+      return n / 256 * (kQ4kHeader + 8 * 512);
+    case kQ6k:
+      return n / 256 * (kQ6kHeader + 8 * 768);
     default:
       return n * 16 + n / size_t(group_size(format)) * (has_minimum(format) ? 128 : 64);
   }
 }
 
 // Forms in which a producer stores an activation; what the consumers of it need, as bits. 4-bit and q8c weights
-// multiply int8. q8 weights multiply int16: that loses next to nothing, and where the CPU has no int8 dot products it
-// costs no more.
+// multiply int8. q8 and q6k weights multiply int16: that loses next to nothing, and where the CPU has no int8 dot
+// products it costs no more.
 enum ActivationForm : int32_t { kFloatForm = 1, kBf16Form = 2, kInt8Form = 4, kInt16Form = 8 };
 
 // Inputs [tokens, k] of a matmul. Integers: per token and group of 32 values a scale, max |x| / 127 or / 32767; what

@@ -33,6 +33,10 @@ def unpack(format_: str, packed: Bytes, rows: int, k: int) -> Float32:
         case "q8c":
             quants = _numbers(packed, start + column // 4 * 128 + lane * 4 + column % 4, np.int8)
             values = quants * _numbers(packed, start + k * 32 + lane * 4, np.float32)
+        case "q4k":
+            values = _q4k(packed, start, lane, column)
+        case "q6k":
+            values = _q6k(packed, start, lane, column)
         case _:
             values = _four_bits(format_, packed, start, lane, column)
     return values.reshape(rows, k)
@@ -54,6 +58,32 @@ def _four_bits(format_: str, packed: Bytes, start: Index, lane: Index, column: I
     return d * quants + _numbers(packed, at + size * 16 + 64 + lane * 2, np.float16).astype(np.float32)
 
 
+def _q4k(packed: Bytes, start: Index, lane: Index, column: Index) -> Float32:
+    group, i = np.divmod(column, 256)
+    at, (part, j) = start + group * 4736, np.divmod(i, 32)
+    pair = _numbers(packed, at + 640 + part * 512 + j % 16 // 4 * 128 + lane * 4 + j % 4, np.uint8)
+    quants = np.where(j < 16, pair & 15, pair >> 4).astype(np.float32)
+    d, m = (_numbers(packed, at + begin + lane * 2, np.float16).astype(np.float32) for begin in (0, 64))
+    steps, lows = (_numbers(packed, at + begin + part * 32 + lane, np.uint8) for begin in (128, 384))
+    values: Float32 = d * steps * quants + m * lows
+    return values
+
+
+def _q6k(packed: Bytes, start: Index, lane: Index, column: Index) -> Float32:
+    group, i = np.divmod(column, 256)
+    at, (part, j) = start + group * 6720, np.divmod(i, 16)
+    quad, odd = j // 4, j % 2
+    first, second, third = (
+        _numbers(packed, at + 576 + part * 384 + word * 128 + lane * 4 + j % 4 // 2 * 2, np.uint16) for word in range(3)
+    )
+    whole = np.choose(np.minimum(quad, 2), (first, second, third)) >> np.where(odd, 4, 10)
+    split = np.where(odd, second, first) << 2 | third >> 2 * odd & 3
+    quants = (np.where(quad < 3, whole, split & 63).astype(np.int64) & 63 ^ 32) - 32
+    d = _numbers(packed, at + lane * 2, np.float16).astype(np.float32)
+    values: Float32 = d * _numbers(packed, at + 64 + part * 32 + lane, np.int8) * quants.astype(np.float32)
+    return values
+
+
 def quantize_activations(x: Float32, most_quant: int = 127) -> tuple[Int16, Float32]:
     """Integers [T, k] and scales [T, k / 32] of rows [T, k]: per 32 values max |x| / most_quant, ties to even.
 
@@ -69,11 +99,11 @@ def quantize_activations(x: Float32, most_quant: int = 127) -> tuple[Int16, Floa
 def matmul(format_: str, packed: Bytes, rows: int, x: Float32) -> Float32:
     """x [T, k] times the transposed matrix [rows, k], summed in float64.
 
-    q8 takes x as int16, q8c and the 4-bit formats as int8.
+    q8 and q6k take x as int16, q8c and the 4-bit formats as int8.
     """
     inputs = x.astype(np.float64)
     if format_ not in ("f32", "bf16"):
-        quants, scales = quantize_activations(x, 32767 if format_ == "q8" else 127)
+        quants, scales = quantize_activations(x, 32767 if format_ in ("q8", "q6k") else 127)
         inputs = np.repeat(scales, 32, axis=1).astype(np.float64) * quants
     weights = unpack(format_, packed, rows, x.shape[1]).astype(np.float64)
     return np.asarray(inputs @ weights.T, np.float32)

@@ -102,6 +102,9 @@ QUIRE_INLINE int32_t reduce_add(I v) {
 }
 
 QUIRE_INLINE F load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+QUIRE_INLINE F load_int8(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
 // Values within [-128, 127].
 QUIRE_INLINE void store_bytes(int8_t* p, I v) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
@@ -175,6 +178,21 @@ struct FineWeights {
 QUIRE_INLINE void clear(FineDot& dot) { dot.sums = _mm256_setzero_si256(); }
 QUIRE_INLINE FineWeights widen(B weights) {
   return {_mm256_srai_epi16(_mm256_slli_epi16(weights, 8), 8), _mm256_srai_epi16(weights, 8)};
+}
+// Quad `quad` of 16 six-bit values a row, as format.h lays them out.
+QUIRE_INLINE FineWeights six_bits(const uint8_t* words, int quad) {
+  __m256i even, odd;
+  if (quad < 3) {
+    even = load_bytes(words + quad * 128);
+    odd = _mm256_slli_epi16(even, 6);
+  } else {
+    const __m256i low = load_bytes(words + 256), two = _mm256_set1_epi16(0x0c00);
+    even = _mm256_slli_epi16(load_bytes(words), 12);
+    odd = _mm256_slli_epi16(load_bytes(words + 128), 12);
+    even = _mm256_or_si256(even, _mm256_and_si256(_mm256_slli_epi16(low, 10), two));
+    odd = _mm256_or_si256(odd, _mm256_and_si256(_mm256_slli_epi16(low, 8), two));
+  }
+  return {_mm256_srai_epi16(even, 10), _mm256_srai_epi16(odd, 10)};
 }
 QUIRE_INLINE void accumulate(FineDot& dot, FineWeights weights, B even, B odd) {
   dot.sums = _mm256_add_epi32(dot.sums, _mm256_madd_epi16(weights.even, even));

@@ -92,6 +92,9 @@ QUIRE_INLINE float reduce_max(F v) { return _mm512_reduce_max_ps(v); }
 QUIRE_INLINE int32_t reduce_add(I v) { return _mm512_reduce_add_epi32(v); }
 
 QUIRE_INLINE F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+QUIRE_INLINE F load_int8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
 QUIRE_INLINE void store_bytes(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
 // Values that fit into 16 bits.
 QUIRE_INLINE void store_words(int16_t* p, I v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(v)); }
@@ -133,6 +136,21 @@ struct FineWeights {
 QUIRE_INLINE void clear(FineDot& dot) { dot.sums = _mm512_setzero_si512(); }
 QUIRE_INLINE FineWeights widen(B weights) {
   return {_mm512_srai_epi16(_mm512_slli_epi16(weights, 8), 8), _mm512_srai_epi16(weights, 8)};
+}
+// Quad `quad` of 16 six-bit values a row, as format.h lays them out.
+QUIRE_INLINE FineWeights six_bits(const uint8_t* words, int quad) {
+  __m512i even, odd;
+  if (quad < 3) {
+    even = load_bytes(words + quad * 128);
+    odd = _mm512_slli_epi16(even, 6);
+  } else {
+    const __m512i low = load_bytes(words + 256), two = _mm512_set1_epi16(0x0c00);
+    even = _mm512_slli_epi16(load_bytes(words), 12);
+    odd = _mm512_slli_epi16(load_bytes(words + 128), 12);
+    even = _mm512_or_si512(even, _mm512_and_si512(_mm512_slli_epi16(low, 10), two));
+    odd = _mm512_or_si512(odd, _mm512_and_si512(_mm512_slli_epi16(low, 8), two));
+  }
+  return {_mm512_srai_epi16(even, 10), _mm512_srai_epi16(odd, 10)};
 }
 QUIRE_INLINE void accumulate(FineDot& dot, FineWeights weights, B even, B odd) {
 #if QUIRE_LEVEL >= 3 && !defined(QUIRE_EMULATE_AVX512)

@@ -56,6 +56,7 @@ QUIRE_INLINE Lane reduce_add(Vector v) {
 #define _mm512_cmplt_epi32_mask(a, b) _mm512_cmpgt_epi32_mask(b, a)
 #define _mm512_cvtepi32_epi8(v) emulated::narrow<int8_t, __m128i>(v)
 #define _mm512_cvtepi32_epi16(v) emulated::narrow<int16_t, __m256i>(v)
+#define _mm512_cvtepi8_epi32(v) emulated::widen<int8_t>(v)
 #define _mm512_cvtepu8_epi32(v) emulated::widen<uint8_t>(v)
 #define _mm512_permute_ps(v, order) emulated::permute(v, order)
 #define _mm512_reduce_add_ps(v) emulated::reduce_add<float>(v)

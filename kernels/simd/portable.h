@@ -151,6 +151,11 @@ QUIRE_INLINE F load_half(const uint16_t* p) {
   for (int i = 0; i < kLanes; i++) v[i] = half_to_float(p[i]);
   return v;
 }
+QUIRE_INLINE F load_int8(const int8_t* p) {
+  F v;
+  for (int i = 0; i < kLanes; i++) v[i] = float(p[i]);
+  return v;
+}
 QUIRE_INLINE void store_bytes(int8_t* p, I v) {
   for (int i = 0; i < kLanes; i++) p[i] = int8_t(v[i]);
 }
@@ -227,6 +232,21 @@ struct FineDot {
 using FineWeights = B;
 QUIRE_INLINE void clear(FineDot& dot) { dot = {}; }
 QUIRE_INLINE FineWeights widen(B weights) { return weights; }
+// Quad `quad` of 16 six-bit values a row, as format.h lays them out.
+QUIRE_INLINE FineWeights six_bits(const uint8_t* words, int quad) {
+  B bytes;
+  for (int row = 0; row < kLanes; row++) {
+    for (int half = 0; half < 2; half++) {
+      uint16_t word[3];
+      for (int i = 0; i < 3; i++) memcpy(&word[i], words + i * 128 + row * 4 + half * 2, 2);
+      const int first = quad < 3 ? word[quad] >> 10 : (word[0] & 15) << 2 | (word[2] & 3);
+      const int second = quad < 3 ? word[quad] >> 4 : (word[1] & 15) << 2 | (word[2] >> 2 & 3);
+      bytes[row * 4 + half * 2] = uint8_t(((first & 63) ^ 32) - 32);
+      bytes[row * 4 + half * 2 + 1] = uint8_t(((second & 63) ^ 32) - 32);
+    }
+  }
+  return bytes;
+}
 QUIRE_INLINE void accumulate(FineDot& dot, FineWeights weights, B even, B odd) {
   int16_t values[4];  // 0, 2, 1, 3
   memcpy(values, &even, 4);

@@ -56,6 +56,33 @@ def test_wide_formats_lie_by_column() -> None:
     np.testing.assert_array_equal(unpack("bf16", pairs.view(np.uint8).reshape(-1), 32, 32), expected)
 
 
+def test_blocks_of_256_have_their_numbers_first() -> None:
+    packed = np.zeros(4736, np.uint8)
+    lane, part = 5, 6
+    packed[lane * 2 :][:2], packed[64 + lane * 2 :][:2] = list(half(0.5)), list(half(-2))
+    packed[128 + part * 32 + lane], packed[384 + part * 32 + lane] = 63, 3
+    packed[640 + part * 512 + 2 * 128 + lane * 4 + 3] = 0xA7  # quad 2: column 11 low, column 27 high
+    expected = np.zeros((32, 256), np.float32)
+    expected[lane, part * 32 :][:32] = -6
+    expected[lane, part * 32 + 11], expected[lane, part * 32 + 27] = 7 * 31.5 - 6, 10 * 31.5 - 6
+    np.testing.assert_array_equal(unpack("q4k", packed, 32, 256), expected)
+
+
+def test_six_bits_lie_in_three_words() -> None:
+    packed = np.zeros(6720, np.uint8)
+    lane, part = 30, 11
+    packed[lane * 2 :][:2] = list(half(0.5))
+    packed[64 + part * 32 + lane] = 0x80  # -128
+    words = packed[576 + part * 384 :][:384].view(np.uint16).reshape(3, 32, 2)
+    words[1, lane, 1] = 0b100000_011111_1010  # columns 6 and 7, upper bits of column 15
+    words[2, lane, 1] = 0b000001_111111_1101  # columns 10 and 11, lower bits of columns 15 and 14
+    expected = np.zeros((32, 256), np.float32)
+    columns = {6: -32, 7: 31, 10: 1, 11: -1, 14: 0b01, 15: 0b101011 - 64}
+    for column, value in columns.items():
+        expected[lane, part * 16 + column] = -64 * value
+    np.testing.assert_array_equal(unpack("q6k", packed, 32, 256), expected)
+
+
 def test_no_other_formats() -> None:
     with pytest.raises(ValueError, match="no format q5g32"):
         unpack("q5g32", np.zeros(640, np.uint8), 32, 32)

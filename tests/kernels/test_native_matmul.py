@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from kernels import _native
-from kernels.matmul.reference import matmul, unpack
+from kernels.matmul.reference import matmul, quantize_activations, unpack
 from services.executor.backends.cpu.formats import FORMATS, group_size, has_minimum, panel_bytes
 from services.executor.backends.cpu.panels import EncodedRows, write_rows
-from services.executor.backends.cpu.quantize import encode, round_to_bf16
+from services.executor.backends.cpu.quantize import encode, nibble_words, round_to_bf16, six_bit_words
+from services.executor.backends.cpu.repack import REPACKERS
 from tests.native import budgets
 from tests.native.packed_models import FUSED, SETS
+from tests.unit.executor.packing_fakes import random_blocks
 
 Float32 = NDArray[np.float32]
 
@@ -66,6 +69,22 @@ def test_equals_the_reference(format_: str, instruction_set: str) -> None:
 
 
 @pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize(("stored", "format_", "steps"), [("Q4_K", "q4k", 127), ("Q6_K", "q6k", 32767)])
+def test_k_quants_are_what_gguf_reads(stored: str, format_: str, steps: int, instruction_set: str) -> None:
+    """ggml's blocks with any bits, scales of either sign: nothing but activations is rounded."""
+    rng = np.random.default_rng(7)
+    for rows, k in ((32, 256), (96, 1280)):
+        blocks = random_blocks("w", (rows, k), stored, rng)
+        weights = gguf.quants.dequantize(blocks.data, gguf.GGMLQuantizationType[stored]).astype(np.float64)
+        packed = write(format_, REPACKERS[stored, format_](blocks.data), k)
+        x = rng.normal(0, 1, (5, k)).astype(np.float32)
+        quants, scales = quantize_activations(x, steps)
+        exact = (np.repeat(scales, 32, axis=1).astype(np.float64) * quants) @ weights.T
+        error = np.abs(multiply(x, packed, format_, rows, instruction_set, 5) - exact) / (np.abs(x) @ np.abs(weights).T)
+        assert error.max() < budgets.of(budgets.MATMUL, format_), (rows, k)
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
 @pytest.mark.parametrize("format_", FORMATS)
 def test_a_token_has_the_same_bits_in_any_chunk(format_: str, instruction_set: str) -> None:
     rng = np.random.default_rng(1)
@@ -105,6 +124,14 @@ def test_largest_values_are_exact(format_: str, instruction_set: str) -> None:
             quants = (127 * signs).astype(np.int8).reshape(32, -1, 32 if format_ == "q8" else k)
             scales = np.ones(quants.shape[:2], np.float16 if format_ == "q8" else np.float32)
             rows = EncodedRows(quants.view(np.uint32), scales)
+        case "q4k":
+            quants = np.where(signs > 0, 15, 0).astype(np.uint8).reshape(32, -1, 256)
+            ones, steps = np.ones(quants.shape[:2], np.float16), np.ones((*quants.shape[:2], 16), np.uint8)
+            rows = EncodedRows(nibble_words(quants), ones, np.float16(-8) * ones, steps)
+        case "q6k":
+            quants = np.where(signs > 0, 31, -32).astype(np.int8).reshape(32, -1, 256)
+            steps = rng.choice([-128, 127], (*quants.shape[:2], 16)).astype(np.int8)
+            rows = EncodedRows(six_bit_words(quants.view(np.uint8)), np.ones(quants.shape[:2], np.float16), steps=steps)
         case _:
             quants = np.where(signs > 0, 15, 0).astype(np.uint8).reshape(32, -1, 2, 16)
             bytes_ = quants[:, :, 0] | quants[:, :, 1] << 4
@@ -112,13 +139,14 @@ def test_largest_values_are_exact(format_: str, instruction_set: str) -> None:
             minima = np.full((32, k // size), -8, np.float16) if has_minimum(format_) else None
             rows = EncodedRows(bytes_.reshape(32, k // size, -1).view(np.uint32), scales, minima)
     packed = write(format_, rows, k)
-    most = 32767 if format_ == "q8" else 127
+    fine = format_ in ("q8", "q6k")
+    most = 32767 if fine else 127
     x = (most * np.concatenate((signs[:5], [np.resize([1, -1, 0], k)]))).astype(np.float32)
     weights = unpack(format_, packed, 32, k).astype(np.int64)
     exact = x.astype(np.int64) @ weights.T
     found = multiply(x, packed, format_, 32, instruction_set, 6)
-    if format_ == "q8":  # such sums take more than the 24 bits of a float
-        assert (np.abs(found - exact) <= budgets.MATMUL["q8"] * (np.abs(x) @ np.abs(weights).T)).all()
+    if fine:  # such sums take more than the 24 bits of a float
+        assert (np.abs(found - exact) <= budgets.MATMUL[format_] * (np.abs(x) @ np.abs(weights).T)).all()
     else:
         assert np.array_equal(found, exact)
 

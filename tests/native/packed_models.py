@@ -73,7 +73,7 @@ def aligned(size: int) -> NDArray[np.uint8]:
 
 
 def as_multiplied(model: PackedModel, instruction_set: str) -> Inputs:
-    """Rounds what matrices multiply as native code does: to int8, for q8 to int16, 32 values a scale; or to bf16."""
+    """Rounds as native code does what matrices multiply: to int8, for q8 and q6k int16, 32 values a scale, or bf16."""
 
     def inputs(x: torch.Tensor, name: str) -> torch.Tensor:
         tensor = canonical_name(f"{name}.weight")
@@ -87,7 +87,7 @@ def as_multiplied(model: PackedModel, instruction_set: str) -> Inputs:
             return x.bfloat16().double()
         order = torch.tensor(column_order(model.spec, matrix))
         groups = (x[:, order] * (order >= 0)).unflatten(1, (-1, 32))
-        steps = groups.abs().amax(2, keepdim=True) / (32767 if format_ == "q8" else 127)
+        steps = groups.abs().amax(2, keepdim=True) / (32767 if format_ in ("q8", "q6k") else 127)
         rounded = (groups / steps.where(steps > 0, 1)).round() * steps
         return rounded.flatten(1)[:, order >= 0]
 

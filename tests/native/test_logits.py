@@ -34,6 +34,11 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
         {"attention_bias": True, "mlp_bias": True},
     ),
     "tied": ({"hidden": 96, "head_size": 32, "intermediate": 96, "layers": 3}, {"tie_word_embeddings": True}),
+    "blocks of 256": ({"hidden": 256, "heads": 2, "kv_heads": 1, "head_size": 128, "intermediate": 512}, {}),
+    "blocks over heads": (
+        {"hidden": 256, "heads": 8, "kv_heads": 2, "head_size": 32, "intermediate": 256},
+        {"tie_word_embeddings": True},
+    ),
 }
 VOCABULARY = byte_level(["more"] * 5)  # 265 tokens: no whole number of panels
 TOKENS, PREFILL = 80, 53

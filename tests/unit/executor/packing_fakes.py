@@ -120,6 +120,7 @@ def panel_size(format_: str, k: int) -> int:
     """Bytes of a panel, written apart from the code under test."""
     sizes = {"f32": k * 128, "bf16": k * 64, "q8": k // 32 * 1088, "q8c": k * 32 + 128}
     sizes |= {f"q4g{size}": k * 16 + k // size * 64 for size in (32, 64, 128)}
+    sizes |= {"q4k": k // 256 * 4736, "q6k": k // 256 * 6720}
     sizes |= {f"q4mg{size}": k * 16 + k // size * 128 for size in (32, 64, 128)}
     return sizes[format_]
 

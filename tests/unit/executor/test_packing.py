@@ -79,20 +79,52 @@ def test_unpacking_gives_what_gguf_reads() -> None:
         np.testing.assert_array_equal(read_matrix(weights, name)[1][: len(expected)], expected, err_msg=name)
 
 
-def test_k_quants_of_4_bits_keep_their_values_up_to_fp16_scales() -> None:
-    checkpoint = make_checkpoint(WIDE_SPEC, "Q4_K")
+@pytest.mark.parametrize(("format_", "expected"), [("Q4_K", "q4k"), ("Q6_K", "q6k")])
+@pytest.mark.parametrize("head_size", [64, 96, 256], ids="heads of {}".format)
+def test_k_quants_are_exact(format_: str, expected: str, head_size: int) -> None:
+    """Blocks may reach over several heads."""
+    spec = replace(WIDE_SPEC, head_size=head_size, head_count=8, intermediate_size=512)
+    checkpoint = make_checkpoint(spec, format_)
+    weights = packed(checkpoint, threads=2)
+    assert weights.conversions == ()
+    for name in names(spec):
+        found_format, found = read_matrix(weights, name)
+        assert found_format == expected
+        np.testing.assert_array_equal(found, expected_matrix(checkpoint, name), err_msg=name)
+
+
+def test_k_quants_take_the_nearest_format_where_their_own_does_not_fit() -> None:
+    spec = replace(WIDE_SPEC, head_size=80, head_count=16)  # heads are padded to 96
+    checkpoint = make_checkpoint(spec, "Q4_K", down="Q6_K", up="Q4_0")
     weights = packed(checkpoint)
+    assert weights.conversions == ("Q4_K as bf16 x 1", "Q4_K as q4mg32 x 1")
+    found = {name: read_matrix(weights, name) for name in names(spec)}
+    assert [found[f"layers.0.{part}"][0] for part in ("q", "o", "gate_up", "down")] == ["q4k", "bf16", "q4mg32", "q6k"]
+    np.testing.assert_allclose(found["layers.0.o"][1], expected_matrix(checkpoint, "layers.0.o"), rtol=2**-8)
+    # Products of scales and of minima are each rounded by at most 2^-11.
+    expected = expected_matrix(checkpoint, "layers.0.gate_up")
+    np.testing.assert_allclose(found["layers.0.gate_up"][1], expected, rtol=0, atol=np.abs(expected).max() * 2**-10)
+
+
+def test_two_k_quants_in_a_matrix_become_the_nearest_q8() -> None:
+    checkpoint = make_checkpoint(WIDE_SPEC, "Q4_K", up="Q6_K")
+    format_, found = read_matrix(packed(checkpoint), "layers.0.gate_up")
+    assert format_ == "q8"
+    assert_near(found, expected_matrix(checkpoint, "layers.0.gate_up"), 32, 127)
+
+
+@pytest.mark.parametrize(("wanted", "steps"), [("q4k", 5), ("q6k", 24)])
+def test_k_quants_can_be_made(wanted: str, steps: float) -> None:
+    """Small scales are rounded too: to a 63rd of their block's largest, or to a 127th."""
+    checkpoint = make_checkpoint(WIDE_SPEC)
+    weights = packed(checkpoint, wanted)
     for name in names(WIDE_SPEC):
         format_, found = read_matrix(weights, name)
-        assert format_ == "q4mg32"
-        expected = expected_matrix(checkpoint, name)
-        # d * sc * q and dmin * m are each rounded by at most 2^-11: bounded by 15 and 1 times the largest scales.
-        reach = np.abs(expected.reshape(len(expected), -1, 32)).max()
-        np.testing.assert_allclose(found, expected, rtol=0, atol=reach * 2**-10, err_msg=name)
-        assert (found != 0).any()
+        assert format_ == wanted
+        assert_near(found, expected_matrix(checkpoint, name), 256, steps)
 
 
-@pytest.mark.parametrize("format_", ["Q6_K", "Q5_K", "Q3_K", "Q5_1", "IQ4_NL"])
+@pytest.mark.parametrize("format_", ["Q5_K", "Q3_K", "Q5_1", "IQ4_NL"])
 def test_other_quantizations_become_the_nearest_q8(format_: str) -> None:
     checkpoint = make_checkpoint(WIDE_SPEC, format_)
     weights = packed(checkpoint)

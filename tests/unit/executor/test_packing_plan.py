@@ -22,10 +22,15 @@ from tests.unit.executor.packing_fakes import ODD_SPEC, SPEC, matrix_names, pane
         ("BF16", "auto", 42, "bf16"),
         ("Q4_0", "auto", 64, "q4g32"),
         ("Q4_1", "auto", 64, "q4mg32"),
-        ("Q4_K", "auto", 256, "q4mg32"),
+        ("Q4_K", "auto", 256, "q4k"),
+        ("Q4_K", "auto", 1280, "q4k"),
+        ("Q4_K", "auto", 96, "q4mg32"),
+        ("Q4_K", "auto", 80, "bf16"),
         ("Q8_0", "auto", 64, "q8"),
         ("Q5_0", "auto", 64, "q8"),
-        ("Q6_K", "auto", 256, "q8"),
+        ("Q6_K", "auto", 256, "q6k"),
+        ("Q6_K", "auto", 128, "q8"),
+        ("Q6_K", "auto", 48, "bf16"),
         ("IQ4_NL", "auto", 64, "q8"),
         ("Q4_0", "auto", 48, "bf16"),
         ("Q8_0", "auto", 20, "bf16"),
@@ -53,11 +58,11 @@ def test_formats_are_those_of_the_kernels() -> None:
 
 @pytest.mark.parametrize("format_", FORMATS)
 def test_panels_are_as_large_as_told(format_: str) -> None:
-    for k in (128, 384, 1536):
+    for k in (256, 768, 1536):
         assert panel_bytes(format_, k) == panel_size(format_, k)
-    assert has_minimum(format_) == ("m" in format_)
+    assert has_minimum(format_) == ("m" in format_ or format_ == "q4k")
     grouped = re.fullmatch(r"q4m?g(\d+)", format_)
-    assert group_size(format_) == (int(grouped[1]) if grouped else 32 if format_ == "q8" else 1)
+    assert group_size(format_) == (int(grouped[1]) if grouped else {"q8": 32, "q4k": 256, "q6k": 256}.get(format_, 1))
 
 
 def test_two_tensors_in_a_matrix_take_the_more_precise_format() -> None:
@@ -65,6 +70,9 @@ def test_two_tensors_in_a_matrix_take_the_more_precise_format() -> None:
     assert more_precise("q4mg32", "q8") == "q8"
     assert more_precise("q8", "bf16") == "bf16"
     assert more_precise("f32", "bf16") == "f32"
+    assert more_precise("q4k", "q4k") == "q4k"
+    assert more_precise("q4k", "q4g32") == "q4mg32"
+    assert more_precise("q6k", "q4k") == more_precise("q4k", "q6k") == "q8"
 
 
 def test_sizes_are_padded() -> None:

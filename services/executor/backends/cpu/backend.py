@@ -37,7 +37,8 @@ from services.executor.models.weights import Checkpoint, load_failed
 _Scores = tuple[list[float], list[int], list[list[int]], list[list[float]]]
 """Of TokenScores' fields, as the native code gives them."""
 
-_DTYPES = {"f32": "fp32", "bf16": "bf16", "q8": "q8_0", "q4g32": "q4_0", "q4mg32": "q4_1"}
+_DTYPES = {"f32": "fp32", "bf16": "bf16", "q8": "q8_0", "q4g32": "q4_0", "q4mg32": "q4_1",
+           "q4k": "q4_k", "q6k": "q6_k"}  # fmt: skip
 """Names of packed formats that people know otherwise."""
 
 

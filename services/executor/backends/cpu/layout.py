@@ -67,6 +67,11 @@ class Columns:
     def k(self) -> int:
         return self.runs * self.padded
 
+    @property
+    def run(self) -> int:
+        """Columns that no padding interrupts."""
+        return self.k if self.padded == self.size else self.size
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixLayout:

@@ -30,7 +30,7 @@ from services.executor.backends.cpu.packed_weights import PackedMatrix, PackedWe
 from services.executor.backends.cpu.packing_plan import PackingPlan
 from services.executor.models.weights import Bytes
 
-VERSION = 1
+VERSION = 2
 """Rises with every change to what a packed buffer holds: layouts, formats, how weights are rounded."""
 
 _MAGIC = b"QUIREPAK"

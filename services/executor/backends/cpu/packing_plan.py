@@ -28,7 +28,9 @@ _KEPT = {
     ("Q4_0", "q4mg32"),
     ("Q4_0", "q8"),
     ("Q4_1", "q4mg32"),
+    ("Q4_K", "q4k"),
     ("Q5_0", "q8"),
+    ("Q6_K", "q6k"),
     ("Q8_0", "q8"),
 }
 """Stored and packed formats between which nothing is lost."""
@@ -75,7 +77,7 @@ def make_plan(spec: ModelSpec, stored: Mapping[str, str], wanted: str) -> Packin
     matrices, vectors, conversions, offset = [], [], [], 0
     for layout in matrix_layouts(spec):
         names = tensors_of(layout.strips)
-        format_ = reduce(more_precise, (choose(stored[name], wanted, layout.columns.size) for name in names))
+        format_ = reduce(more_precise, (choose(stored[name], wanted, layout.columns.run) for name in names))
         matrices.append(PlacedMatrix(layout, format_, offset))
         offset += pad(layout.rows // PANEL_ROWS * matrices[-1].panel_bytes, ALIGNMENT)
         conversions += [f"{stored[name]} as {format_}" for name in names if (stored[name], format_) not in _KEPT]

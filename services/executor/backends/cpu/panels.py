@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.executor.backends.cpu.formats import group_bytes, group_size, has_minimum
+from services.executor.backends.cpu.formats import group_bytes, group_size, number_bytes, step_count
 from services.executor.models.weights import Bytes
 
 UInt32 = NDArray[np.uint32]
 Scales = NDArray[np.floating[Any]]
+Steps = NDArray[np.uint8 | np.int8]
 
 
 class UnfitWeights(Exception):
@@ -26,6 +27,7 @@ class EncodedRows:
     words: UInt32  # [rows, groups, words of a group]; formats without groups have one
     scales: Scales | None = None  # [rows, groups] fp16, of q8c fp32
     minima: Scales | None = None  # [rows, groups] fp16
+    steps: Steps | None = None  # [rows, groups, small scales of a group]
     clamped: int = 0  # values that the format cannot hold and that took the nearest one it can
 
     def __post_init__(self) -> None:
@@ -36,20 +38,29 @@ class EncodedRows:
 
 def write_rows(format_: str, panels: Bytes, lanes: slice, rows: EncodedRows) -> None:
     """Fills `lanes` of panels [P, bytes of a panel] with P times as many rows as there are lanes."""
-    count = len(panels)
-    if format_ == "q8c":
-        groups, numbers = panels[:, None, :-128], panels[:, None, -128:].view(np.float32)
-    elif group_size(format_) == 1:
-        groups, numbers = panels[:, None], None
-    else:
-        cut = group_bytes(format_) - (128 if has_minimum(format_) else 64)
-        split = panels.reshape(count, -1, group_bytes(format_))
-        groups, numbers = split[..., :cut], split[..., cut:].view(np.float16)
-    _, group_count, word_count = rows.words.shape
-    words = groups.view(np.uint32).reshape(count, group_count, word_count, 32)
-    words[..., lanes] = rows.words.reshape(count, -1, group_count, word_count).transpose(0, 2, 3, 1)
+    words, numbers, steps = _parts(format_, panels)
+    _interleave(words.view(np.uint32), lanes, rows.words)
+    if rows.steps is not None:
+        _interleave(steps, lanes, rows.steps.view(np.uint8))
     for start, values in ((0, rows.scales), (32, rows.minima)):
-        if values is not None and numbers is not None:
-            numbers[..., start + lanes.start : start + lanes.stop] = values.reshape(count, -1, group_count).swapaxes(
-                1, 2
-            )
+        if values is not None:
+            _interleave(numbers.view(values.dtype)[..., start : start + 32], lanes, values[..., None])
+
+
+def _parts(format_: str, panels: Bytes) -> tuple[Bytes, Bytes, Bytes]:
+    """The bytes [P, groups, bytes] of words, of scales and minima, and of small scales."""
+    if group_size(format_) == 1:
+        end = panels.shape[1] - (128 if format_ == "q8c" else 0)
+        return panels[:, None, :end], panels[:, None, end:], panels[:, None, :0]
+    groups = panels.reshape(len(panels), -1, group_bytes(format_))
+    size, small = number_bytes(format_), step_count(format_) * 32
+    if small:
+        return groups[..., size:], groups[..., : size - small], groups[..., size - small : size]
+    return groups[..., :-size], groups[..., -size:], groups[..., :0]
+
+
+def _interleave(target: NDArray[Any], lanes: slice, rows: NDArray[Any]) -> None:
+    """Rows [n, groups, count] into `lanes` of target [P, groups, count * 32]."""
+    count, groups, _ = target.shape
+    lanes_of = target.reshape(count, groups, -1, 32)
+    lanes_of[..., lanes] = rows.reshape(count, -1, *rows.shape[1:]).transpose(0, 2, 3, 1)

@@ -19,7 +19,7 @@ def encode(format_: str, values: Float32) -> EncodedRows:
     if not np.isfinite(values).all():
         raise UnfitWeights("holds NaN or infinity")
     # Scales that fp16 cannot hold become infinite, and are refused by EncodedRows.
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         match format_:
             case "f32":
                 return EncodedRows(values.view(np.uint32)[:, None])
@@ -29,6 +29,10 @@ def encode(format_: str, values: Float32) -> EncodedRows:
                 return _q8(values.reshape(len(values), -1, 32))
             case "q8c":
                 return _q8c(values)
+            case "q4k":
+                return _q4k(values.reshape(len(values), -1, 8, 32))
+            case "q6k":
+                return _q6k(values.reshape(len(values), -1, 16, 16))
         groups = values.reshape(len(values), -1, group_size(format_))
         return _q4_minimum(groups) if has_minimum(format_) else _q4(groups)
 
@@ -50,6 +54,17 @@ def nibble_words(quants: UInt8) -> UInt32:
     """4-bit values [n, groups, size] as words [n, groups, size / 8]: of 32 values, i beside i + 16."""
     halves = quants.reshape(*quants.shape[:2], -1, 2, 16)
     return byte_words(halves[..., 0, :] | halves[..., 1, :] << 4)
+
+
+def six_bit_words(quants: UInt8) -> UInt32:
+    """Values [n, groups, size], of which the low six bits count, as words [n, groups, size * 3 / 16]."""
+    quads = (quants & 63).astype(np.uint16).reshape(*quants.shape[:2], -1, 4, 2, 2)
+    first, second = quads[..., 0], quads[..., 1]
+    words = first[..., :3, :] << 10 | second[..., :3, :] << 4
+    words[..., 0, :] |= first[..., 3, :] >> 2
+    words[..., 1, :] |= second[..., 3, :] >> 2
+    words[..., 2, :] |= first[..., 3, :] & 3 | (second[..., 3, :] & 3) << 2
+    return words.reshape(*quants.shape[:2], -1).view(np.uint32)
 
 
 def byte_words(values: NDArray[np.uint8 | np.int8]) -> UInt32:
@@ -84,6 +99,32 @@ def _q4_minimum(groups: Float32) -> EncodedRows:
     scales = ((groups.max(axis=2) - low) / 15).astype(np.float16)
     quants = _steps(groups - minima[..., None].astype(np.float32), scales, 15).clip(0, 15)
     return EncodedRows(nibble_words(quants.view(np.uint8)), scales, minima)
+
+
+def _q4k(parts: Float32) -> EncodedRows:
+    n = len(parts)
+    low = np.minimum(parts.min(axis=3), 0)
+    scales, steps = _small_scales((parts.max(axis=3) - low) / 15, 63)
+    minima, low_steps = _small_scales(low, 63)
+    above = parts - (minima[..., None].astype(np.float32) * low_steps)[..., None]
+    quants = _steps(above.reshape(n, -1, 32), (scales[..., None].astype(np.float32) * steps).reshape(n, -1), 15)
+    words = nibble_words(quants.clip(0, 15).view(np.uint8).reshape(n, -1, 256))
+    return EncodedRows(words, scales, minima, np.concatenate((steps, low_steps), axis=2))
+
+
+def _q6k(parts: Float32) -> EncodedRows:
+    n = len(parts)
+    scales, steps = _small_scales(np.abs(parts).max(axis=3) / 31, 127)
+    quants = _steps(parts.reshape(n, -1, 16), (scales[..., None].astype(np.float32) * steps).reshape(n, -1), 31)
+    return EncodedRows(six_bit_words(quants.view(np.uint8).reshape(n, -1, 256)), scales, steps=steps)
+
+
+def _small_scales(values: Float32, most: int) -> tuple[Float16, UInt8]:
+    """Values [n, groups, parts], all of one sign, as units [n, groups] times whole numbers up to `most`."""
+    extremes = np.where(values.min(axis=2) < 0, values.min(axis=2), values.max(axis=2))
+    units = (extremes / most).astype(np.float16)
+    divisors = np.where(units == 0, np.float32(1), units.astype(np.float32))
+    return units, np.rint(values / divisors[..., None]).clip(0, most).astype(np.uint8)
 
 
 def _steps(groups: Float32, scales: NDArray[np.float16] | Float32, most: int) -> NDArray[np.int8]:

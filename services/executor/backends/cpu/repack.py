@@ -1,6 +1,7 @@
 """ggml's quantized blocks to packed words without a detour over fp32.
 
-Exact, but for Q4_K, whose products of scales are rounded to fp16, and for -128 in Q8_0, which becomes -127.
+Exact, but for Q4_K in a format that is not its own, where products of scales are rounded to fp16, and for -128 in
+Q8_0, which becomes -127.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from services.executor.backends.cpu.panels import EncodedRows
-from services.executor.backends.cpu.quantize import byte_words, nibble_words
+from services.executor.backends.cpu.panels import EncodedRows, Steps, UInt32
+from services.executor.backends.cpu.quantize import byte_words, nibble_words, six_bit_words
 from services.executor.models.weights import Bytes
 
 Float16 = NDArray[np.float16]
@@ -63,20 +64,43 @@ def _q8_0(rows: Bytes) -> EncodedRows:
                        clamped=clamped)  # fmt: skip
 
 
-def _q4_k(rows: Bytes) -> EncodedRows:
+def _q4_k_blocks(rows: Bytes) -> tuple[UInt32, Float16, Float16, Steps]:
     """Blocks of 256: eight groups of 32 with 6-bit scales and minima under one fp16 scale each."""
     blocks = _blocks(rows, 144)
     n = len(rows)
     packed = blocks[..., 4:16].reshape(n, -1, 3, 4)  # scales, minima, the low bits of the last four of both
     scales, minima, rest = packed[:, :, 0], packed[:, :, 1], packed[:, :, 2]
-    steps = np.concatenate((scales & 63, rest & 15 | (scales >> 6) << 4), axis=2)
-    lows = np.concatenate((minima & 63, rest >> 4 | (minima >> 6) << 4), axis=2)
+    steps = np.concatenate(
+        (scales & 63, rest & 15 | (scales >> 6) << 4, minima & 63, rest >> 4 | (minima >> 6) << 4), axis=2
+    )
     pairs = blocks[..., 16:].reshape(n, -1, 4, 32)  # the low nibbles are one group, the high ones the next
     quants = np.stack((pairs & 15, pairs >> 4), axis=3)
+    return nibble_words(quants.reshape(n, -1, 256)), _half(blocks, 0), -_half(blocks, 2), steps
+
+
+def _q4_k(rows: Bytes) -> EncodedRows:
+    return EncodedRows(*_q4_k_blocks(rows))
+
+
+def _q4_k_in_groups_of_32(rows: Bytes) -> EncodedRows:
+    words, scales, minima, steps = _q4_k_blocks(rows)
+    n = len(rows)
     with np.errstate(over="ignore", invalid="ignore"):
-        d = (_half(blocks, 0).astype(np.float32)[..., None] * steps).astype(np.float16)
-        m = (_half(blocks, 2).astype(np.float32)[..., None] * lows).astype(np.float16)
-    return EncodedRows(nibble_words(quants.reshape(n, -1, 32)), d.reshape(n, -1), -m.reshape(n, -1))
+        d = (scales.astype(np.float32)[..., None] * steps[..., :8]).astype(np.float16)
+        m = (minima.astype(np.float32)[..., None] * steps[..., 8:]).astype(np.float16)
+    return EncodedRows(words.reshape(n, -1, 4), d.reshape(n, -1), m.reshape(n, -1))
+
+
+def _q6_k(rows: Bytes) -> EncodedRows:
+    """Blocks of 256: sixteen groups of 16 with int8 scales under one fp16 scale."""
+    blocks = _blocks(rows, 210)
+    n = len(rows)
+    pairs = blocks[..., :128].reshape(n, -1, 2, 1, 64)  # the low nibbles are 64 values, the high ones the next 64
+    low = np.concatenate((pairs & 15, pairs >> 4), axis=3).reshape(n, -1, 2, 4, 32)
+    high = blocks[..., 128:192].reshape(n, -1, 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)
+    quants = (low | (high & 3) << 4) - np.uint8(32)
+    steps = blocks[..., 192:208].view(np.int8)
+    return EncodedRows(six_bit_words(quants.reshape(n, -1, 256)), _half(blocks, 208), steps=steps)
 
 
 REPACKERS: Mapping[tuple[str, str], Repacker] = {
@@ -86,7 +110,9 @@ REPACKERS: Mapping[tuple[str, str], Repacker] = {
     ("Q4_1", "q4mg32"): _q4_1,
     ("Q5_0", "q8"): _q5_0,
     ("Q8_0", "q8"): _q8_0,
-    ("Q4_K", "q4mg32"): _q4_k,
+    ("Q4_K", "q4k"): _q4_k,
+    ("Q4_K", "q4mg32"): _q4_k_in_groups_of_32,
+    ("Q6_K", "q6k"): _q6_k,
 }
 """By stored and packed format."""
 
