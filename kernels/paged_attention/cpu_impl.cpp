@@ -28,6 +28,9 @@ int blocks_in(const AttentionLayer& layer, const AttentionWork& work, int split)
   return (tokens + kBlockTokens - 1) / kBlockTokens;
 }
 
+// Cache lines that a pair of dims, or of tokens, takes; not for int8.
+constexpr int fetch_lines(int format) { return format == kKvF32 ? 4 : format == kKvBf16 ? 2 : 1; }
+
 // scores[r][32] = queries . keys of one block for kRows rows.
 template <int kFormat, int kRows>
 __attribute__((noinline)) void score_tile(Block<kFormat> block, const AttentionLayer& layer, const AttentionWork& work,
@@ -42,7 +45,7 @@ __attribute__((noinline)) void score_tile(Block<kFormat> block, const AttentionL
   }
   Fetcher fetcher = make_fetcher(ahead, rows.half);
   for (int d = 0; d < rows.half; d++) {
-    fetch(fetcher);
+    fetch<fetch_lines(kFormat)>(fetcher);
 #if QUIRE_LEVEL >= 3
     if constexpr (kFormat == kKvBf16) {
       QUIRE_UNROLL for (int r = 0; r < kRows; r++) {
@@ -84,7 +87,7 @@ __attribute__((noinline)) void mix_tile(Block<kFormat> block, const Rows& rows, 
   }
   Fetcher fetcher = make_fetcher(ahead, kBlockTokens / 2);
   for (int t = 0; t < kBlockTokens / 2; t++) {
-    fetch(fetcher);
+    fetch<fetch_lines(kFormat)>(fetcher);
 #if QUIRE_LEVEL >= 3
     if constexpr (kFormat == kKvBf16) {
       QUIRE_UNROLL for (int r = 0; r < kRows; r++) {
@@ -148,10 +151,9 @@ void score_int8_block(Block<kKvInt8> block, const Rows& rows, float* scores, Ahe
   const int size = 2 * rows.half;
   const uint16_t* scales = block.key_scales(block);
   int16_t* fine = (int16_t*)rows.queries;
-  for (int row = 0; row < rows.count; row++) {
-    rows.constants[row] = fold_scales(rows.plain + size_t(row) * size, scales, size, fine + size_t(row) * size);
-  }
   for_row_tiles(rows.count, [&]<int kRows>(int row) {
+    fold_scales<kRows>(rows.plain + size_t(row) * size, size, scales, size, fine + size_t(row) * size,
+                       rows.constants + row);
     multiply_block_quads<kRows, false>(size / 4, fine + size_t(row) * size, size, rows.constants + row,
                                        scores + size_t(row) * kScoreStride, kScoreStride, row == 0 ? ahead : Ahead{},
                                        [&](int i, int v) { return block.key_quads(block, i, v * kLanes); });
@@ -168,10 +170,10 @@ void mix_int8_block(Block<kKvInt8> block, const Rows& rows, const float* weights
   const int size = 2 * rows.half;
   const uint16_t* scales = block.value_scales(block);
   int16_t* fine = (int16_t*)rows.weights;
-  for (int row = 0; row < rows.count; row++) {
-    rows.constants[row] =
-        fold_scales(weights + size_t(row) * kScoreStride, scales, kBlockTokens, fine + row * kBlockTokens);
-  }
+  for_row_tiles(rows.count, [&]<int kRows>(int row) {
+    fold_scales<kRows>(weights + size_t(row) * kScoreStride, kScoreStride, scales, kBlockTokens,
+                       fine + row * kBlockTokens, rows.constants + row);
+  });
   for (int dim = 0; dim < size; dim += kPanelRows) {
     for_row_tiles(rows.count, [&]<int kRows>(int row) {
       multiply_block_quads<kRows, true>(kBlockTokens / 4, fine + row * kBlockTokens, kBlockTokens, rows.constants + row,

@@ -8,16 +8,30 @@
 
 namespace quire::QUIRE_ISA {
 
-// values * scales as int16, every four in the order 0, 2, 1, 3; returns the scale of the result, max |x| / 32767.
-QUIRE_INLINE float fold_scales(const float* values, const uint16_t* scales, int count, int16_t* out) {
-  F most = zero();
-  for (int i = 0; i < count; i += kLanes) most = max(abs(mul(load(values + i), load_bf16(scales + i))), most);
-  const float largest = reduce_max(most), inverse = inverse_scale(largest, 32767.0f);
+// out[r][count] = values[r] * scales as int16, every four in the order 0, 2, 1, 3; out_scales[r] = max |x| / 32767.
+template <int kRows>
+QUIRE_INLINE void fold_scales(const float* values, int stride, const uint16_t* scales, int count, int16_t* out,
+                              float* out_scales) {
+  F most[kRows], inverse[kRows];
+  QUIRE_UNROLL for (int r = 0; r < kRows; r++) most[r] = zero();
   for (int i = 0; i < count; i += kLanes) {
-    const F scaled = swap_middle(mul(mul(load(values + i), load_bf16(scales + i)), splat(inverse)));
-    store_words(out + i, inverse > 0 ? round_to_int(scaled) : splat_int(0));
+    const F scale = load_bf16(scales + i);
+    QUIRE_UNROLL for (int r = 0; r < kRows; r++) most[r] = max(abs(mul(load(values + r * stride + i), scale)), most[r]);
   }
-  return largest * (1.0f / 32767.0f);
+  Mask keep[kRows];
+  QUIRE_UNROLL for (int r = 0; r < kRows; r++) {
+    const float largest = reduce_max(most[r]);
+    inverse[r] = splat(inverse_scale(largest, 32767.0f));
+    keep[r] = greater(inverse[r], zero());
+    out_scales[r] = largest * (1.0f / 32767.0f);
+  }
+  for (int i = 0; i < count; i += kLanes) {
+    const F scale = load_bf16(scales + i);
+    QUIRE_UNROLL for (int r = 0; r < kRows; r++) {
+      const F scaled = mul(mul(load(values + r * stride + i), scale), inverse[r]);
+      store_words(out + r * count + i, select(keep[r], round_to_int(swap_middle(scaled)), splat_int(0)));
+    }
+  }
 }
 
 // out[r][32] = scale[r] * (inputs[r] . quads), plus what is in `out` where kAdd. inputs [r][4 * quads]; `quads_at(i,
@@ -26,12 +40,12 @@ template <int kRows, bool kAdd, class Quads>
 QUIRE_INLINE void multiply_block_quads(int quads, const int16_t* inputs, int stride, const float* scales, float* out,
                                        size_t out_stride, Ahead ahead, Quads quads_at) {
   constexpr int kVectors = 2;  // at a time: more would not fit into the registers
+  Fetcher fetcher = make_fetcher(ahead, quads * (kPanelVectors / kVectors));
   for (int vector = 0; vector < kPanelVectors; vector += kVectors) {
     FineDot dots[kRows][kVectors];
     QUIRE_UNROLL for (int r = 0; r < kRows; r++) { QUIRE_UNROLL for (int v = 0; v < kVectors; v++) clear(dots[r][v]); }
-    Fetcher fetcher = make_fetcher(vector == 0 ? ahead : Ahead{}, quads);
     for (int i = 0; i < quads; i++) {
-      fetch(fetcher);
+      fetch<kVectors * kLanes / 16 + 1>(fetcher);  // the quads of a turn, and their part of the scales
       FineWeights weights[kVectors];
       QUIRE_UNROLL for (int v = 0; v < kVectors; v++) weights[v] = widen(quads_at(i, vector + v));
       QUIRE_UNROLL for (int r = 0; r < kRows; r++) {

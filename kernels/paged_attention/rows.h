@@ -55,16 +55,17 @@ QUIRE_INLINE float* mixed(const Rows& rows, float* state) { return state + 2 * r
 // Fetches what comes next, a share of it with every turn of a loop.
 struct Fetcher {
   const uint8_t* at;
-  int lines, share;
+  size_t share;  // bytes
 };
 QUIRE_INLINE Fetcher make_fetcher(Ahead ahead, int turns) {
-  const int lines = ahead.at ? int((ahead.bytes + 63) / 64) : 0;
-  return {ahead.at, lines, (lines + turns - 1) / turns};
+  return {ahead.at, unsigned(ahead.bytes) / unsigned(turns)};
 }
+// kLines: what a share takes where that which comes next has the format of that which is there.
+template <int kLines>
 QUIRE_INLINE void fetch(Fetcher& fetcher) {
-  for (int i = 0; i < fetcher.share && fetcher.lines > 0; i++, fetcher.lines--, fetcher.at += 64) {
-    prefetch_far(fetcher.at);
-  }
+  if (!fetcher.at) return;
+  QUIRE_UNROLL for (int i = 0; i < kLines; i++) prefetch_far(fetcher.at + i * 64);
+  fetcher.at += fetcher.share;
 }
 
 // Calls function<kRows>(row) for all rows, kAttentionRows at a time and then the rest.
