@@ -100,14 +100,19 @@ class _Recorder:
     """A backend that remembers the shape of its last step."""
 
     def __init__(self, backend: Backend) -> None:
-        self.shape: StepShape | None = None
+        self._shape: StepShape | None = None
         self._backend = backend
 
     def step(self, inputs: StepInputs) -> StepOutputs:
         starts = inputs.query_starts.tolist()
         counts = [end - start for start, end in pairwise(starts)]
-        self.shape = StepShape.of(counts, inputs.context_lengths.tolist())
+        self._shape = StepShape.of(counts, inputs.context_lengths.tolist())
         return self._backend.step(inputs)
+
+    def take_shape(self) -> StepShape | None:
+        """What was computed since the last call; None for nothing."""
+        shape, self._shape = self._shape, None
+        return shape
 
 
 def _run(model: LoadedModel, limits: StepLimits, batch: Batch) -> Iterator[tuple[StepShape, float]]:
@@ -129,13 +134,13 @@ def _run(model: LoadedModel, limits: StepLimits, batch: Batch) -> Iterator[tuple
         plan.epoch, plan.step = epoch, number
         loop.core.take(plan)
         while True:
-            recorder.shape = None
             started = time.perf_counter()
             loop.turn()
             seconds = time.perf_counter() - started
-            if recorder.shape is None:
+            shape = recorder.take_shape()
+            if shape is None:
                 break
-            yield recorder.shape, seconds
+            yield shape, seconds
     for event in events:
         if isinstance(event, Fault):
             raise event.error
