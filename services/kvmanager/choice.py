@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from services.kvmanager.executors import Executor
 from services.kvmanager.matching import PromptKeys
-from services.kvmanager.narrowing import Spot, narrow
+from services.kvmanager.narrowing import narrow
 from services.kvmanager.options import Option
 from services.kvmanager.placement import Decision, choose
 from services.kvmanager.reservations import Reservation
@@ -20,7 +20,7 @@ def choose_option(
     `may_wait`: for another sequence that is computing its prefix. `may_load`: for what lies in lower tiers.
     """
     keys = PromptKeys(wanted.key_space, wanted.tokens)
-    narrowed = narrow(wanted, keys, _spots(executors, wanted))
+    narrowed = narrow(executors, wanted, keys)
     options: list[Option] = []
     for spot in narrowed.spots:
         option = Option.of(wanted, keys, *spot)
@@ -31,11 +31,3 @@ def choose_option(
         options.append(option)
     decision = choose([option.candidate(wanted) for option in options], narrowed.left_out)
     return decision, options[decision.position] if decision.position >= 0 else None
-
-
-def _spots(executors: Mapping[str, Executor], wanted: Reservation) -> Iterator[Spot]:
-    for allowed in wanted.executors:
-        executor = executors.get(allowed.executor_id)
-        if executor is not None and executor.takes(wanted.key_space, allowed.epoch):
-            for place in executor.places:
-                yield Spot(executor, place, allowed)

@@ -80,6 +80,7 @@ class Executor:
         self.pools = [Pool(pool, quotas, events, clock=clock) for pool in spec.pools]
         self.places = _places(self.pools, spec.policy)
         self.has_lower_tiers = remote is not None or any(pool.tier != DEVICE for pool in spec.pools)
+        self.keeps_elsewhere = self.has_lower_tiers or bool(spec.policy.colder)  # than in hot blocks of the device
         self._policy_name = str(spec.policy)
         self.epoch = epoch  # the newest one heard of
         self.closed_through = -1  # nothing runs any more in this epoch and older ones

@@ -51,17 +51,7 @@ def read_reservation(message: kvmanager_pb2.Reservation, loads: Sequence[Allowed
         KeySpace(message.model_fingerprint, message.namespace, message.kv_policy, message.adapter),
         array("i", message.token_ids[:]),
         message.lookahead_tokens,
-        [
-            AllowedExecutor(
-                e.executor_id,
-                e.epoch,
-                e.running_count,
-                e.queued_tokens,
-                expected_running_count=e.expected_running_count,
-            )
-            for e in message.executors
-        ]
-        or _allowed(message, loads),
+        _allowed(message, loads),
         message.skip_prefix_cache,
         Retention(message.cache_priority, message.pin_ms / 1000),
         message.parent_sequence_id,

@@ -6,7 +6,7 @@ whatever else there is, so among many executors a choice costs little more than 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -31,18 +31,26 @@ class Narrowed(NamedTuple):
     left_out: int
 
 
-def narrow(wanted: Reservation, keys: PromptKeys, spots: Iterable[Spot]) -> Narrowed:
-    """Drops every place that has nothing of the prompt, but for the best of them."""
-    own, output = len(wanted.tokens) + RUNNING_TOKENS, wanted.output_tokens
+Bare = tuple[float, Executor, Place, AllowedExecutor]
+"""A place without anything of the prompt, and what it costs."""
+
+
+def narrow(executors: Mapping[str, Executor], wanted: Reservation, keys: PromptKeys) -> Narrowed:
+    """Drops every place of the allowed executors that has nothing of the prompt, but for the best of them."""
+    own, output, key_space = len(wanted.tokens) + RUNNING_TOKENS, wanted.output_tokens, wanted.key_space
     kept: list[Spot] = []
-    bare: list[tuple[float, Spot]] = []
-    for spot in spots:
-        executor, place, load = spot
-        if executor.has_lower_tiers or executor.spec.policy.colder or _begins(wanted, keys, place):
-            kept.append(spot)
-        else:
-            running = load.running_beside(output)
-            bare.append((cost(own, place.distance, load.queued_tokens, running, load.slowness), spot))
+    bare: list[Bare] = []
+    for load in wanted.executors:
+        executor = executors.get(load.executor_id)
+        if executor is None or not executor.takes(key_space, load.epoch):
+            continue
+        beside = load.running_beside(output)
+        for place in executor.places:
+            if executor.keeps_elsewhere or _begins(wanted, keys, place):
+                kept.append(Spot(executor, place, load))
+            else:
+                price = cost(own, place.distance, load.queued_tokens, beside, load.slowness)
+                bare.append((price, executor, place, load))
     if bare:
         bare.sort(key=itemgetter(0))
         kept.append(_best(wanted, bare))
@@ -53,32 +61,33 @@ def _begins(wanted: Reservation, keys: PromptKeys, place: Place) -> bool:
     """Whether a place holds the first block of a prompt, or a sequence there is computing it."""
     if wanted.skip_prefix_cache:
         return False
-    spec = place.pools[0].spec
-    first = keys.first(spec.group_id, spec.block_size)
-    return first is not None and (first in place.filling or first in place.pools[0].index)
+    pool = place.pools[0]
+    first = keys.first(pool.spec.group_id, pool.spec.block_size)
+    return first is not None and (first in place.filling or first in pool.index)
 
 
-def _best(wanted: Reservation, bare: Sequence[tuple[float, Spot]]) -> Spot:
+def _best(wanted: Reservation, bare: Sequence[Bare]) -> Spot:
     """Of places by ascending cost the first with room, of equal ones the emptiest; else one that is large enough."""
     slots = len(wanted.tokens) + wanted.lookahead
     most = max(slots, wanted.most_tokens)
     best: tuple[float, str, int, Spot] | None = None
     least = 0.0
     large: Spot | None = None
-    for price, spot in bare:
+    for price, executor, place, load in bare:
         if best is not None and price > least:
             break
+        spot = Spot(executor, place, load)
         share_left = 1.0
-        for pool in spot.place.pools:
+        for pool in place.pools:
             spec = pool.spec
             if spec.blocks_for(most) > spec.block_count:
                 break
             share_left = min(share_left, (pool.blocks.available_count - spec.blocks_for(slots)) / spec.block_count)
         else:
             large = large or spot
-            ranked = (-share_left, spot.load.executor_id, spot.place.node, spot)
+            ranked = (-share_left, load.executor_id, place.node, spot)
             if share_left >= 0 and (best is None or ranked[:3] < best[:3]):
                 best, least = ranked, price
     if best is not None:
         return best[3]
-    return large or bare[0][1]
+    return large or Spot(*bare[0][1:])

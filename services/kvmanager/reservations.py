@@ -55,12 +55,9 @@ class AllowedExecutor(NamedTuple):
     queued_tokens: int = 0
     output_tokens: int = 0  # that the running ones still have before them, as expected; 0 where unknown
     slowness: float = 1.0  # how many times as long as its peers it takes
-    expected_running_count: float = 0.0  # of those, beside this one on average; 0 is all
 
     def running_beside(self, output_tokens: int) -> float:
         """Sequences that run beside a newcomer on average over so many tokens of its output (0: unknown), at most."""
-        if self.expected_running_count:
-            return self.expected_running_count
         running = self.running_count
         if not output_tokens or not self.output_tokens:
             return running
@@ -112,10 +109,10 @@ class Reservation:
     def _load_problem(self) -> str:
         if not self.executors:
             return ""
-        names, _, *counts, slownesses, expected = zip(*self.executors, strict=True)
+        names, _, *counts, slownesses = zip(*self.executors, strict=True)
         if len(set(names)) != len(names):
             return "executors: named twice"
-        if min(map(min, (*counts, expected))) < 0:
+        if min(map(min, counts)) < 0:
             return "executors: negative load"
         if not all(1 <= slowness < math.inf for slowness in slownesses):
             return "executors: a slowness is at least 1"

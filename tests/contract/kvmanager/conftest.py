@@ -21,6 +21,10 @@ LEASE_SECONDS = 0.3
 WAIT = 5.0
 
 
+EXECUTORS = ["e", "copy", "nobody"]
+"""Names in the loads of every message that reserves."""
+
+
 class Scheduler:
     """A scheduler's end of its stream."""
 
@@ -31,8 +35,9 @@ class Scheduler:
     async def hello(self, **fields: Any) -> kvmanager_pb2.ReserveResponse:
         return await self.ask(hello=kvmanager_pb2.ReserveHello(scheduler_id=self.name), **fields)
 
-    async def tell(self, **fields: Any) -> None:
-        await self.call.write(kvmanager_pb2.ReserveRequest(**fields))
+    async def tell(self, *, epoch: int = 1, **fields: Any) -> None:
+        loads = _loads(epoch) if "reservations" in fields else None
+        await self.call.write(kvmanager_pb2.ReserveRequest(loads=loads, **fields))
 
     async def read(self) -> kvmanager_pb2.ReserveResponse:
         message = await asyncio.wait_for(self.call.read(), WAIT)
@@ -43,8 +48,10 @@ class Scheduler:
         await self.tell(**fields)
         return await self.read()
 
-    async def reserve(self, sequence_id: int, tokens: Iterable[int], **fields: Any) -> kvmanager_pb2.ReservationResult:
-        response = await self.ask(reservations=[reservation(sequence_id, tokens, **fields)])
+    async def reserve(
+        self, sequence_id: int, tokens: Iterable[int], *, epoch: int = 1, **fields: Any
+    ) -> kvmanager_pb2.ReservationResult:
+        response = await self.ask(reservations=[reservation(sequence_id, tokens, **fields)], epoch=epoch)
         (result,) = response.reservations
         return result
 
@@ -84,13 +91,26 @@ def description(name: str = "e", blocks: int = 8, model: str = MODEL) -> types_p
     )
 
 
+def _loads(epoch: int) -> kvmanager_pb2.ExecutorLoads:
+    count = len(EXECUTORS)
+    return kvmanager_pb2.ExecutorLoads(
+        executor_ids=EXECUTORS,
+        epochs=[epoch] * count,
+        running_counts=[0] * count,
+        queued_tokens=[0] * count,
+        output_tokens=[0] * count,
+        slownesses=[1.0] * count,
+    )
+
+
 def reservation(
-    sequence_id: int, tokens: Iterable[int], *, executor: str = "e", epoch: int = 1, **fields: Any
+    sequence_id: int, tokens: Iterable[int], *, executor: str = "e", **fields: Any
 ) -> kvmanager_pb2.Reservation:
+    """One that may go to that executor alone."""
     return kvmanager_pb2.Reservation(
         sequence_id=sequence_id,
         token_ids=tokens,
-        executors=[kvmanager_pb2.ExecutorLoad(executor_id=executor, epoch=epoch)],
+        load_indexes=[EXECUTORS.index(executor)],
         **{"model_fingerprint": MODEL, "namespace": "default", **fields},
     )
 

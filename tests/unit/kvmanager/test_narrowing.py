@@ -73,7 +73,7 @@ def test_the_choice_is_the_one_among_all_places() -> None:
             output_tokens=draw.choice([0, 20]),
         )
         spots = _spots(made, loads)
-        few, *left_out = narrow(wanted, PromptKeys(wanted.key_space, tokens), spots)
+        few, *left_out = narrow(made.executors, wanted, PromptKeys(wanted.key_space, tokens))
         among_all, expected = _choice(wanted, spots)
         among_few, found = _choice(wanted, few, *left_out)
         assert (among_few.outcome, found) == (among_all.outcome, expected), f"seed {seed}"
@@ -91,7 +91,7 @@ def test_places_without_any_of_the_prompt_are_one() -> None:
     made.reserve(session, reservation(1, range(9), on=["e3"]))
     loads = [AllowedExecutor(f"e{n}", 1, running_count=20 - n) for n in range(20)]
     wanted = reservation(2, range(9), on=loads)
-    few = narrow(wanted, PromptKeys(wanted.key_space, wanted.tokens), _spots(made, loads))
+    few = narrow(made.executors, wanted, PromptKeys(wanted.key_space, wanted.tokens))
     assert [spot.load.executor_id for spot in few.spots] == ["e3", "e19"]
     assert few.left_out == 18
 
