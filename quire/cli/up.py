@@ -101,11 +101,12 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--profile",
         choices=tuple(PROFILES),
-        help="set the next four flags and --kv together; what is given explicitly wins (default: each service's own)",
+        help="set the next five flags and --kv together; what is given explicitly wins (default: each service's own)",
     )
     add("--max-sequences", type=int, metavar="N", help="most sequences that one step of an executor computes")
     add("--max-step-tokens", type=int, metavar="N", help="most tokens that one step of an executor computes")
     add("--gap-ms", type=float, metavar="MS", help="about how long prompts may hold up the next token of others")
+    add("--gap-stretch", type=float, metavar="X", help="and at most so many times as long as without them")
     add("--grant-ms", type=float, metavar="MS", help="how far executors may run ahead of the scheduler")
     add(
         "--alias",
@@ -163,6 +164,7 @@ def _options(given: argparse.Namespace) -> UpOptions:
         max_sequences=given.max_sequences,
         max_step_tokens=given.max_step_tokens,
         gap_ms=given.gap_ms,
+        gap_stretch=given.gap_stretch,
         grant_ms=given.grant_ms,
         profile=given.profile,
         aliases=tuple(given.alias),

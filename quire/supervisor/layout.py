@@ -77,7 +77,7 @@ def lay_out(options: UpOptions, cores: int, node_cores: Mapping[int, int] = NO_N
             "--scheduler-port",
             1,
             *("--kvmanager", kvmanager, "--executors", ",".join(spec.target for spec in executors)),
-            *_given(options, "gap_ms", "grant_ms"),
+            *_given(options, "gap_ms", "gap_stretch", "grant_ms"),
             *(("--aliases", " ".join(options.aliases)) if options.aliases else ()),
         ),
         light(

@@ -58,6 +58,7 @@ class UpOptions:
     max_sequences: int | None = None
     max_step_tokens: int | None = None
     gap_ms: float | None = None
+    gap_stretch: float | None = None
     grant_ms: float | None = None
     profile: str | None = None
     aliases: tuple[str, ...] = ()

@@ -15,17 +15,22 @@ class Profile:
     max_sequences: int  # of one step: the batch
     max_step_tokens: int  # of one step, prompts included
     gap_ms: float  # how long prompts may make the gap between two tokens of others
+    gap_stretch: float  # and how many times as long as without them
     grant_ms: float  # run-ahead: what is granted can neither be cancelled at once nor make room for others
     kv: str  # formats of keys and values by age
 
 
 PROFILES: Final = {
     # Small batches and chunks: every step is short, and a newcomer waits for few of them.
-    "latency": Profile(max_sequences=16, max_step_tokens=256, gap_ms=50.0, grant_ms=10.0, kv="hot"),
+    "latency": Profile(max_sequences=16, max_step_tokens=256, gap_ms=50.0, gap_stretch=1.5, grant_ms=10.0, kv="hot"),
     # Large batches and chunks, so that weights are read for many tokens at a time, and few messages.
-    "throughput": Profile(max_sequences=128, max_step_tokens=1024, gap_ms=500.0, grant_ms=60.0, kv="hot"),
+    "throughput": Profile(
+        max_sequences=128, max_step_tokens=1024, gap_ms=500.0, gap_stretch=10.0, grant_ms=60.0, kv="hot"
+    ),
     # Old keys and values in few bits, and no more sequences than such memory is meant to hold.
-    "memory": Profile(max_sequences=32, max_step_tokens=256, gap_ms=150.0, grant_ms=20.0, kv="hot+warm+cold"),
+    "memory": Profile(
+        max_sequences=32, max_step_tokens=256, gap_ms=150.0, gap_stretch=2.5, grant_ms=20.0, kv="hot+warm+cold"
+    ),
 }
 
 

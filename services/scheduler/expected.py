@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.v1 import types_pb2
+from quire.v1 import scheduler_pb2, types_pb2
 from services.scheduler.predict import Kind, LengthPredictor
 from services.scheduler.sequence import Request, Sequence
 from services.scheduler.state import State
@@ -19,6 +19,11 @@ def expect_output(predictor: LengthPredictor, kind: Kind, stop: types_pb2.StopCr
     if _is_forced(stop):
         return stop.max_tokens
     return max(predictor.expect(kind, length, stop.max_tokens), min(stop.min_tokens + 1, stop.max_tokens))
+
+
+def expect_of(state: State, submit: scheduler_pb2.Submit, name: str) -> int:
+    """Output tokens in all of a choice of a new request, where `name` (a model or an alias) answers it."""
+    return expect_output(state.predictor, Kind(submit.tenant, name, len(submit.prompt_token_ids)), submit.stop)
 
 
 def expect(state: State, sequence: Sequence) -> None:

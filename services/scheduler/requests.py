@@ -6,8 +6,8 @@ from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.common.limits import MAX_CHOICES
 from services.scheduler import beams
-from services.scheduler.expected import expect
-from services.scheduler.intake import check_deadline, check_room, prefill_rate, start_by
+from services.scheduler.expected import expect, expect_of
+from services.scheduler.intake import check_deadline, check_room, patience, prefill_rate, start_by
 from services.scheduler.lifecycle import cancel_request, enqueue, finish, forget_request
 from services.scheduler.routing import refresh_aliases, resolve
 from services.scheduler.sequence import Phase, Request, Sequence, step_limit
@@ -115,7 +115,7 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         arrival=next(state.arrivals),
         arrived_at=now,
         deadline_at=now + submit.deadline_ms / 1000 if submit.deadline_ms else None,
-        start_by=start_by(submit, now, prefill_rate(state, name)),
+        start_by=start_by(submit, now, prefill_rate(state, name), patience(expect_of(state, submit, name))),
         target_gap=submit.target_token_gap_ms / 1000 if submit.target_token_gap_ms else None,
         account=model.ledger.open(submit.tenant, submit.tenant_weight or 1.0),
         beams=search,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from quire.v1 import scheduler_pb2
 from services.scheduler.aliases import Facts, offer, pick
-from services.scheduler.expected import expect_output
-from services.scheduler.predict import Kind
+from services.scheduler.expected import expect_of
 from services.scheduler.state import State
 
 
@@ -30,7 +29,7 @@ def resolve(state: State, submit: scheduler_pb2.Submit) -> str:
     loaded = [name for name in alias.members if name in state.models]
     served = [name for name in loaded if state.serving(name)] or loaded
     prompt = len(submit.prompt_token_ids)
-    output = expect_output(state.predictor, Kind(submit.tenant, alias.name, prompt), submit.stop)
+    output = expect_of(state, submit, alias.name)
 
     def facts(model: str) -> Facts:
         return Facts(output, prompt, submit.priority, state.waiting_count_of(model))

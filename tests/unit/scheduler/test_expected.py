@@ -8,6 +8,7 @@ import pytest
 
 from quire.v1 import scheduler_pb2, types_pb2
 from services.scheduler.expected import expect_output
+from services.scheduler.intake import LONG_OUTPUT_TOKENS, PATIENCE_SECONDS, patience
 from services.scheduler.predict import Kind, QuantilePredictor
 from services.scheduler.state import Limits
 from tests.unit.scheduler.sim import Harness, submit
@@ -142,3 +143,22 @@ def test_placement_hears_of_it() -> None:
     assert list(loads.running_counts) == [1]
     assert 0 < loads.output_tokens[0] < 40
     assert reservation.expected_output_tokens == 400
+
+
+def test_short_answers_go_ahead_of_long_ones_of_their_tenant_that_came_a_little_before() -> None:
+    world, recorder = harness()
+    for _ in range(20):
+        recorder.ended(Kind("default", "m", 4), 20)
+        recorder.ended(Kind("default", "m", 30), 390)
+    world.send(*(submit(handle, [handle] * 4, 400, ignore_eos=True) for handle in range(1, 9)))  # fill all seats
+    order: list[int] = []
+    world.send(submit(20, [1] * 30, 400), submit(21, [2] * 4, 400), submit(22, [3] * 4, 400))
+    queue = world.state.models["m"].queue
+    while (sequence := queue.peek(world.now, 1e6)) is not None:
+        order.append(sequence.request.handle)
+        queue.pop(sequence)
+    assert order == [21, 22, 20]
+
+
+def test_nobody_is_overtaken_for_long() -> None:
+    assert patience(1) < patience(100) < patience(LONG_OUTPUT_TOKENS) == patience(10**6) == PATIENCE_SECONDS

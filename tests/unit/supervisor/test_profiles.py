@@ -30,6 +30,7 @@ def test_a_profile_reaches_the_services_that_it_is_for(name: str) -> None:
     assert executor[executor.index("--max-step-tokens") + 1] == str(profile.max_step_tokens)
     assert executor[executor.index("--kv") + 1] == profile.kv
     assert scheduler[scheduler.index("--gap-ms") + 1] == str(profile.gap_ms)
+    assert scheduler[scheduler.index("--gap-stretch") + 1] == str(profile.gap_stretch)
     assert scheduler[scheduler.index("--grant-ms") + 1] == str(profile.grant_ms)
 
 
@@ -37,7 +38,7 @@ def test_a_profile_reaches_the_services_that_it_is_for(name: str) -> None:
 def test_services_take_what_a_profile_sets(name: str) -> None:
     settings = asdict(PROFILES[name])
     ExecutorSettings(**{key: settings[key] for key in ("max_sequences", "max_step_tokens", "kv")})
-    SchedulerSettings(**{key: settings[key] for key in ("gap_ms", "grant_ms")})
+    SchedulerSettings(**{key: settings[key] for key in ("gap_ms", "gap_stretch", "grant_ms")})
 
 
 def test_explicit_flags_win_and_the_line_says_so() -> None:
@@ -46,8 +47,8 @@ def test_explicit_flags_win_and_the_line_says_so() -> None:
     assert (applied.max_sequences, applied.kv) == (4, "hot+warm")
     assert applied.max_step_tokens == PROFILES["latency"].max_step_tokens
     assert describe_profile(given) == (
-        "profile latency: --max-sequences 4 (given), --max-step-tokens 256, --gap-ms 50, --grant-ms 10, "
-        "--kv hot+warm (given)"
+        "profile latency: --max-sequences 4 (given), --max-step-tokens 256, --gap-ms 50, --gap-stretch 1.5, "
+        "--grant-ms 10, --kv hot+warm (given)"
     )
 
 
