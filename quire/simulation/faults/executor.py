@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 from quire.simulation.faults.invariants import ExecutorChecks, Violation
-from quire.simulation.faults.link import Client
 from quire.simulation.faults.party import Party
+from quire.simulation.faults.report import Ended, Reporter, ReportLink
 from quire.simulation.faults.scenario import BLOCK_SIZE, ExecutorShape
 from quire.simulation.faults.slots import Slots
 from quire.simulation.faults.stream import SERVER, End, Stream, Wires
 from quire.simulation.faults.truth import EOS, VOCAB
-from quire.v1 import executor_pb2, kvmanager_pb2, types_pb2
+from quire.v1 import executor_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.executor.admission import ModelLimits
 from services.executor.batch import StepLimits
@@ -27,14 +26,7 @@ CONTEXT = 512
 BLOCK_BYTES = 64
 MOVE_SECONDS = 0.003
 DEVICE_POOL, DISK_POOL = 0, 1
-IDLE_POLL_SECONDS = 0.02
-
-
-class Ended(NamedTuple):
-    """A block operation, and whether its destination holds the content."""
-
-    operation_id: int
-    is_done: bool
+DRAIN_POLL_SECONDS = 0.01
 
 
 class RunEnd:
@@ -56,16 +48,14 @@ class RunEnd:
             self._party.session = None
 
 
-class ExecutorParty(Party):
+class ExecutorParty(Reporter):
     """One executor after another, each with KV of its own."""
-
-    core: StepCore
 
     def __init__(
         self, wires: Wires, index: int, shape: ExecutorShape, kvmanager: Party, checks: ExecutorChecks
     ) -> None:
         super().__init__(wires.timeline, f"executor-{index}")
-        self.slowness = 1.0
+        self.slow_factors: list[float] = []  # of what slows it down now; the worst counts
         self._wires, self._shape, self._kvmanager, self._checks = wires, shape, kvmanager, checks
 
     def start(self) -> None:
@@ -77,11 +67,31 @@ class ExecutorParty(Party):
         self._slots = Slots(shape.blocks + shape.disk_blocks, BLOCK_SIZE)
         self._commands: deque[Callable[[], None]] = deque()
         self._is_computing = self._is_woken = False
+        self._ends_at: float | None = None  # by its own clock: it drains
         self._report = ReportLink(self._wires, self, self._kvmanager)
         self._report.connect()
 
     def accept(self, kind: str, stream: Stream) -> End:
         return RunEnd(self, stream)
+
+    def drain(self, seconds: float, then: Callable[[], None]) -> None:
+        """Lets the scheduler place nothing more here; ends once nothing is left, or after so many seconds."""
+        self._ends_at = self.now + seconds
+        if self.session is not None:
+            self._say_drain(self.session)
+        self._await_rest(then)
+
+    def _await_rest(self, then: Callable[[], None]) -> None:
+        assert self._ends_at is not None
+        if self.now >= self._ends_at or self.session is None or not self.core.sequences:
+            then()
+        else:
+            self.after(DRAIN_POLL_SECONDS, self._await_rest, then)
+
+    def _say_drain(self, end: RunEnd) -> None:
+        if self._ends_at is not None:
+            drain = executor_pb2.RunDrain(remaining_seconds=max(0.0, self._ends_at - self.now))
+            end.stream.send(SERVER, executor_pb2.RunResponse(drain=drain))
 
     # What the step thread is told.
 
@@ -97,6 +107,7 @@ class ExecutorParty(Party):
         self.session = end
         welcome = executor_pb2.RunWelcome(epoch=opened.epoch, description=self.description)
         end.stream.send(SERVER, executor_pb2.RunResponse(welcome=welcome))
+        self._say_drain(end)
         self._report.epoch_opened(opened.epoch, opened.closed_epochs)
 
     def take(self, end: RunEnd, plan: executor_pb2.StepPlan) -> None:
@@ -130,7 +141,7 @@ class ExecutorParty(Party):
             return
         self._checks.before_step(self, step)
         tokens = len(step.inputs.token_ids)
-        seconds = (self._shape.step_seconds + tokens * self._shape.token_seconds) * self.slowness
+        seconds = (self._shape.step_seconds + tokens * self._shape.token_seconds) * max(self.slow_factors, default=1.0)
         outputs = self._slots.step(step.inputs)
         self._is_computing = True
 
@@ -172,99 +183,6 @@ class ExecutorParty(Party):
             self._report.operation_ended(Ended(operation_id, True))
         if self.session is not None and self.session.epoch == message.epoch:
             self.session.stream.send(SERVER, executor_pb2.RunResponse(results=message))
-
-
-class ReportLink:
-    """What the executor's KvLink does."""
-
-    def __init__(self, wires: Wires, party: ExecutorParty, kvmanager: Party) -> None:
-        self._party = party
-        self._client = Client(
-            wires,
-            "Report",
-            party,
-            kvmanager,
-            hello=self._begin,
-            opened=self._answered,
-            received=lambda response: None,
-            lost=lambda: None,
-        )
-        self._opening = 0  # counts streams
-        self._is_registered = False  # on the present stream
-        self._epoch = 0
-        self._closed: list[int] = []
-        self._unsent_closed: list[int] = []
-        self._ended: list[Ended] = []
-        self._unsent_ended: list[Ended] = []
-        self._is_due = False
-
-    def connect(self) -> None:
-        self._client.connect()
-
-    def epoch_opened(self, epoch: int, closed_epochs: list[int]) -> None:
-        self._epoch = epoch
-        self.epochs_closed(closed_epochs)
-        self._say_soon()
-
-    def epochs_closed(self, epochs: list[int]) -> None:
-        if epochs:
-            self._closed += epochs
-            self._unsent_closed += epochs
-            self._say_soon()
-
-    def operation_ended(self, ended: Ended) -> None:
-        self._ended.append(ended)
-        self._unsent_ended.append(ended)
-        self._say_soon()
-
-    def _begin(self) -> None:
-        """A new stream: registers once nothing is being moved.
-
-        A kvmanager that has restarted knows of no move, and what it takes for free must not be written any more.
-        """
-        self._opening += 1
-        self._is_registered = False
-        self._party.core.operations.hold()
-        self._register(self._opening)
-
-    def _register(self, opening: int) -> None:
-        if opening != self._opening:
-            return
-        core = self._party.core
-        if not core.operations.idle:
-            self._party.after(IDLE_POLL_SECONDS, self._register, opening)
-            return
-        self._is_registered = True
-        self._unsent_closed, self._unsent_ended = [], []
-        request = self._request(self._closed, self._ended)
-        request.description.CopyFrom(self._party.description)
-        request.inventory.extend(core.inventory.to_sealed_blocks())
-        self._client.send(request)
-
-    def _answered(self, response: kvmanager_pb2.ReportResponse) -> None:
-        first_id = response.first_operation_id
-        self._party.between_steps(lambda: self._party.core.operations.resume(first_id))
-
-    def _say_soon(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            self._party.after(0.0, self._say)
-
-    def _say(self) -> None:
-        self._is_due = False
-        if self._is_registered and (self._unsent_closed or self._unsent_ended or self._epoch):
-            closed, self._unsent_closed = self._unsent_closed, []
-            ended, self._unsent_ended = self._unsent_ended, []
-            self._client.send(self._request(closed, ended))
-
-    def _request(self, closed: list[int], ended: list[Ended]) -> kvmanager_pb2.ReportRequest:
-        return kvmanager_pb2.ReportRequest(
-            epoch=self._epoch,
-            last_step=self._party.core.ledger.last_step,
-            closed_epochs=closed,
-            done_operation_ids=[operation.operation_id for operation in ended],
-            failed_operation_ids=[operation.operation_id for operation in ended if not operation.is_done],
-        )
 
 
 def describe(executor_id: str, shape: ExecutorShape) -> types_pb2.ExecutorDescription:

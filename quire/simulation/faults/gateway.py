@@ -24,6 +24,7 @@ class GatewayParty(Party):
     def __init__(self, wires: Wires, index: int, scheduler: Party, checks: ClientChecks) -> None:
         super().__init__(wires.timeline, f"gateway-{index}")
         self._wires, self._scheduler, self._checks = wires, scheduler, checks
+        self._arriving: dict[int, Wanted] = {}  # by number: accepted by the system, and not read yet
 
     def start(self) -> None:
         self._table = RequestTable()
@@ -44,8 +45,9 @@ class GatewayParty(Party):
 
     def die(self) -> None:
         super().die()
-        for wanted in self._wanted.values():
+        for wanted in (*self._arriving.values(), *self._wanted.values()):
             self._checks.abandoned(wanted)
+        self._arriving.clear()
 
     def settled(self) -> None:
         if self._link.is_up and self._dispatch.outbox and not self._is_writing:
@@ -54,8 +56,16 @@ class GatewayParty(Party):
 
     # What clients do.
 
-    def ask(self, wanted: Wanted) -> None:
+    def arrive(self, wanted: Wanted) -> None:
         """A client's request arrives."""
+        if not self.alive:
+            self._checks.abandoned(wanted)  # nobody listens
+            return
+        self._arriving[wanted.number] = wanted
+        self.run(self.life, self._ask, wanted)
+
+    def _ask(self, wanted: Wanted) -> None:
+        del self._arriving[wanted.number]
         handle = self._table.claim(wanted.tenant, f"r{wanted.number}")
         deadline_at = self.now + wanted.deadline if wanted.deadline is not None else None
         request = OpenRequest(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 import random
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.scheduler.policy import PolicyName
 
 BLOCK_SIZE = 4
 RESUME_SECONDS = 5.0
@@ -12,12 +15,15 @@ STALL_SECONDS = 1.5
 LEASE_SECONDS = 1.0
 SHORT_OUTAGE = 0.8
 """Seconds: with reconnections after it, well below what a request waits for."""
+DRAIN_SECONDS = 1.5
+"""What ends in order waits so long for what still runs."""
 
 
 class FaultKind(enum.Enum):
     """What goes wrong."""
 
     DEATH = enum.auto()  # a process dies, and another one comes back after `seconds`
+    DRAIN = enum.auto()  # an executor or the scheduler ends in order, as before a restart, and comes back
     CUT = enum.auto()  # one of its streams breaks: messages are lost, and each end learns of it in its own time
     FREEZE = enum.auto()  # it stands still for `seconds`; what arrives meanwhile waits
     SLOWNESS = enum.auto()  # an executor takes `factor` times as long for `seconds`
@@ -79,9 +85,9 @@ class Scenario:
     lookahead: int
     step_tokens: int
     max_queued: int
+    policy: PolicyName
     requests: tuple[Wanted, ...]
     faults: tuple[Fault, ...]
-    parties: tuple[str, ...] = field(default=())
 
     @property
     def quiet_from(self) -> float:
@@ -104,10 +110,10 @@ def draw(seed: int) -> Scenario:
     executors = tuple(_executor(rng) for _ in range(rng.choice([1, 1, 2, 2, 3, 4])))
     gateways = rng.choice([1, 1, 2])
     parties = (
-        *(f"executor-{index}" for index in range(len(executors))),
-        *(f"gateway-{index}" for index in range(gateways)),
-        "scheduler",
-        "kvmanager",
+        tuple(f"executor-{index}" for index in range(len(executors))),
+        tuple(f"gateway-{index}" for index in range(gateways)),
+        ("scheduler",),
+        ("kvmanager",),
     )
     smallest = min(shape.blocks for shape in executors) * BLOCK_SIZE
     requests = _requests(rng, gateways, smallest)
@@ -120,9 +126,9 @@ def draw(seed: int) -> Scenario:
         lookahead=rng.choice([1, 4, 8, 16]),
         step_tokens=rng.choice([0, 0, 8, 16]),
         max_queued=rng.choice([1000, 1000, 1000, 6]),
+        policy=rng.choice([PolicyName.FAIR, PolicyName.FAIR, PolicyName.FAIR, PolicyName.FCFS]),
         requests=requests,
         faults=faults,
-        parties=parties,
     )
 
 
@@ -172,13 +178,17 @@ def _requests(rng: random.Random, gateways: int, slots: int) -> tuple[Wanted, ..
     return tuple(wanted)
 
 
-def _fault(rng: random.Random, parties: tuple[str, ...], last: float) -> Fault:
+def _fault(rng: random.Random, parties: Sequence[tuple[str, ...]], last: float) -> Fault:
+    """With a party of `parties`, which are by role: each role is as likely as the others."""
+    executors, _, scheduler, _ = parties
     kind = rng.choice([FaultKind.DEATH, FaultKind.DEATH, FaultKind.CUT, FaultKind.CUT, *FaultKind])
-    party = rng.choice(parties)
+    party = rng.choice(rng.choice(parties))
     seconds = rng.uniform(0.0, SHORT_OUTAGE)
     if kind is FaultKind.SLOWNESS:
-        party = rng.choice([name for name in parties if name.startswith("executor")])
+        party = rng.choice(executors)
         seconds = rng.uniform(0.1, 3.0)
+    elif kind is FaultKind.DRAIN:
+        party = rng.choice([*executors, *scheduler])
     elif kind is FaultKind.CLOCK:
         seconds = rng.choice([0.1, 3.0, 100.0])
     elif rng.random() < 0.08:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from quire.simulation.faults.invariants import SchedulerChecks, Violation
@@ -19,6 +20,7 @@ from services.scheduler.restate import restate
 from services.scheduler.state import Executor, Gateway, Limits, State
 from services.scheduler.turn import turn
 
+DRAIN_POLL_SECONDS = 0.01
 TURN_SECONDS = 0.0001
 """Several events within this time make one turn."""
 
@@ -101,6 +103,19 @@ class SchedulerParty(Party):
             self._is_kicked = True
             self.after(self._wires.rng.choice([0.0, TURN_SECONDS]), self._turn)
 
+    def drain(self, seconds: float, then: Callable[[], None]) -> None:
+        """Refuses new requests; ends once the running ones have ended, or after so many seconds."""
+        self.state.draining = True
+        self.kick()
+        self._await_rest(self.now + seconds, then)
+
+    def _await_rest(self, end: float, then: Callable[[], None]) -> None:
+        state = self.state
+        if self.now >= end or not (state.request_ids or any(gateway.has_output for gateway in state.gateways)):
+            then()
+        else:
+            self.after(DRAIN_POLL_SECONDS, self._await_rest, end, then)
+
     # The kvmanager's stream, as KvLink.
 
     def _kv_opened(self, first: kvmanager_pb2.ReserveResponse) -> None:
@@ -127,7 +142,10 @@ class SchedulerParty(Party):
         self.kick()
 
     def _received(self, executor: Executor, message: executor_pb2.RunResponse) -> None:
-        self._guarded(apply, self.state, executor, message.results, self.now)
+        if message.HasField("drain"):
+            epochs.executor_ending(executor, message.drain.remaining_seconds, self.now)
+        else:
+            self._guarded(apply, self.state, executor, message.results, self.now)
         self.kick()
 
     def _lost(self, executor: Executor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -19,18 +20,19 @@ from quire.simulation.faults.invariants import (
 from quire.simulation.faults.kvmanager import KvManagerParty
 from quire.simulation.faults.party import Party
 from quire.simulation.faults.scenario import (
+    DRAIN_SECONDS,
     LEASE_SECONDS,
     RESUME_SECONDS,
     STALL_SECONDS,
     Fault,
     FaultKind,
     Scenario,
-    Wanted,
 )
 from quire.simulation.faults.scheduler import SchedulerParty
 from quire.simulation.faults.stream import Stream, Wires
 from quire.simulation.timeline import Timeline
 from services.common.errors import QuireError, Reason
+from services.scheduler.policy import make_policy
 from services.scheduler.state import Limits
 
 START_SECONDS = 0.5
@@ -39,6 +41,7 @@ BOUND_SECONDS = 60.0
 """Once nothing goes wrong any more, the last answer takes no longer."""
 REST_SECONDS = LEASE_SECONDS + 6.0
 """After the last answer, until nothing must be held any more: leases, and waits for what stands still, run out."""
+AGEING_SECONDS = 1.0
 MOST_EVENTS = 400_000
 
 Log = Callable[[float, str], None]
@@ -63,6 +66,7 @@ class World:
         limits = Limits(
             step_tokens=scenario.step_tokens,
             max_queued=scenario.max_queued,
+            policy=make_policy(scenario.policy, AGEING_SECONDS),
             lookahead_tokens=scenario.lookahead,
             resume_seconds=RESUME_SECONDS,
             stall_seconds=STALL_SECONDS,
@@ -80,18 +84,20 @@ class World:
         for party in self._parties.values():
             party.begin()
         for wanted in scenario.requests:
-            timeline.at(START_SECONDS + wanted.at, self._ask, wanted)
+            timeline.at(START_SECONDS + wanted.at, self.gateways[wanted.gateway].arrive, wanted)
         for fault in scenario.faults:
             timeline.at(START_SECONDS + fault.at, self._strike, fault)
         bound = START_SECONDS + scenario.quiet_from + BOUND_SECONDS
         events = 0
         outcomes = self._clients.outcomes
         while len(outcomes) < len(scenario.requests):
+            if not len(timeline) or timeline.now > bound or events > MOST_EVENTS:
+                open_ones = sorted({wanted.number for wanted in scenario.requests} - outcomes.keys())
+                raise Violation(
+                    f"requests {open_ones} hang {timeline.now - bound + BOUND_SECONDS:.0f} s after all faults"
+                )
             timeline.advance()
             events += 1
-            if timeline.now > bound or events > MOST_EVENTS:
-                open_ones = sorted({wanted.number for wanted in scenario.requests} - outcomes.keys())
-                raise Violation(f"requests {open_ones} hang: nothing has gone wrong for {BOUND_SECONDS:g} s")
         end = max(timeline.now, START_SECONDS + scenario.quiet_from) + REST_SECONDS
         while len(timeline) and timeline.now <= end:
             timeline.advance()
@@ -99,13 +105,6 @@ class World:
         return outcomes
 
     # What happens
-
-    def _ask(self, wanted: Wanted) -> None:
-        gateway = self.gateways[wanted.gateway]
-        if gateway.alive:
-            gateway.run(gateway.life, gateway.ask, wanted)
-        else:
-            self._clients.abandoned(wanted)  # nobody listens
 
     def _strike(self, fault: Fault) -> None:
         party = self._parties[fault.party]
@@ -117,6 +116,9 @@ class World:
             self._kill(party, fault.seconds)
         elif not party.alive:
             return
+        elif fault.kind is FaultKind.DRAIN:
+            if isinstance(party, ExecutorParty | SchedulerParty):
+                party.run(party.life, party.drain, DRAIN_SECONDS, functools.partial(self._kill, party, fault.seconds))
         elif fault.kind is FaultKind.CUT:
             streams = self._wires.of(party)
             if streams:
@@ -129,8 +131,8 @@ class World:
         elif fault.kind is FaultKind.CLOCK:
             party.jump(fault.seconds)
         elif isinstance(party, ExecutorParty):
-            party.slowness *= fault.factor
-            self.timeline.at(self.timeline.now + fault.seconds, self._recover, party, fault.factor)
+            party.slow_factors.append(fault.factor)
+            self.timeline.at(self.timeline.now + fault.seconds, party.slow_factors.remove, fault.factor)
 
     def _kill(self, party: Party, seconds: float) -> None:
         if not party.alive:
@@ -139,9 +141,6 @@ class World:
         for stream in self._wires.of(party):
             stream.abandon(party, QuireError(Reason.EXECUTOR_LOST, f"{party.name} is gone"))
         self.timeline.at(self.timeline.now + seconds, party.begin)
-
-    def _recover(self, party: ExecutorParty, factor: float) -> None:
-        party.slowness /= factor
 
     # What must hold at the end
 
