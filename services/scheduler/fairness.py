@@ -36,7 +36,7 @@ class Account:
     output_tokens: int = 0
     live_count: int = 0  # sequences that have not ended
     running_count: int = 0  # of these, those with blocks
-    queued_count: int = 0  # of these, those in `lines`
+    queued_count: int = 0  # of these, those in `lines`, or asked for since
     lines: dict[int, Line] = field(default_factory=dict)  # where it stands in the queue, by level
 
     @property
@@ -64,17 +64,20 @@ class Account:
     def ask(self, sequence: Sequence) -> None:
         """Blocks were asked for."""
         if not sequence.charged:
+            self.queued_count += 1
             self.prompt_tokens += len(sequence.token_ids)
 
     def grant(self, sequence: Sequence, cached_tokens: int) -> None:
         """They were granted."""
         if not sequence.charged:
             sequence.charged = True
+            self.queued_count -= 1
             self._take_back(cached_tokens)
 
     def give_back(self, sequence: Sequence) -> None:
         """They were not granted, or are not wanted any more."""
         if not sequence.charged:
+            self.queued_count -= 1
             self._take_back(len(sequence.token_ids))
 
     def _take_back(self, tokens: int) -> None:

@@ -160,6 +160,16 @@ def requeue(state: State, sequence: Sequence) -> None:
         enqueue(state, sequence)
 
 
+def wait_again(state: State, sequence: Sequence) -> None:
+    """A reservation came to nothing. Its tenant never ceased to wait, so it is queued before it is given back."""
+    sequence.move(Phase.WAITING)
+    enqueue(state, sequence)
+    sequence.request.account.give_back(sequence)
+    sequence.forget_stay()
+    if sequence.request.beams is not None:
+        let_paths_go_on(state, sequence.request)
+
+
 def abandon(state: State, sequence: Sequence) -> None:
     """Forgets a reservation that was asked for; should it be granted, it goes straight back."""
     state.asked[sequence.sequence_id].sequence = None

@@ -11,7 +11,7 @@ from services.common.errors import QuireError, Reason
 from services.common.limits import MESSAGE_TOKENS
 from services.scheduler.decisions import Admission
 from services.scheduler.expected import expect
-from services.scheduler.lifecycle import count_slots, enqueue, fail_request, finish, let_paths_go_on, place
+from services.scheduler.lifecycle import count_slots, fail_request, finish, place, wait_again
 from services.scheduler.loads import state_loads
 from services.scheduler.queue import order
 from services.scheduler.restate import lose
@@ -239,9 +239,12 @@ def _space_appeared(state: State, executors: list[Executor]) -> None:
 
 
 def _take_reservation(state: State, result: kvmanager_pb2.ReservationResult, now: float) -> None:
-    asked = state.asked.pop(result.sequence_id, None)
+    asked = state.asked.get(result.sequence_id)
     if asked is None:
         raise QuireError(Reason.PROTOCOL, f"an answer to reservation {result.sequence_id}, which was not asked for")
+    if result.outcome == GRANTED and result.executor_id not in asked.executors:
+        raise QuireError(Reason.PROTOCOL, f"executor {result.executor_id!r} was not among those allowed")
+    del state.asked[result.sequence_id]
     model, sequence = asked.model, asked.sequence
     model.asked_count -= 1
     for executor, _ in asked.executors.values():
@@ -249,10 +252,7 @@ def _take_reservation(state: State, result: kvmanager_pb2.ReservationResult, now
         state.touched[executor] = None
     if result.outcome == GRANTED:
         model.window, model.retry_at, model.unplaced_since = UNLIMITED, None, None
-        chosen = asked.executors.get(result.executor_id)
-        if chosen is None:
-            raise QuireError(Reason.PROTOCOL, f"executor {result.executor_id!r} was not among those allowed")
-        executor, epoch = chosen
+        executor, epoch = asked.executors[result.executor_id]
         if sequence is not None and executor.takes and executor.epoch == epoch:
             place(state, sequence, executor, result, now)
             if sequence.beam is None or sequence.output_length == 0:
@@ -260,7 +260,7 @@ def _take_reservation(state: State, result: kvmanager_pb2.ReservationResult, now
             return
         state.releases.append(result.sequence_id)
         if sequence is not None:
-            _back(state, sequence)
+            wait_again(state, sequence)
     elif sequence is not None:
         _refused(state, model, sequence, result, now)
 
@@ -273,20 +273,11 @@ def _note(
     model.admissions.append(Admission(now, *who, now - request.arrived_at, executor.target, why, placement))
 
 
-def _back(state: State, sequence: Sequence) -> None:
-    sequence.request.account.give_back(sequence)
-    sequence.forget_stay()
-    sequence.move(Phase.WAITING)
-    enqueue(state, sequence)
-    if sequence.request.beams is not None:
-        let_paths_go_on(state, sequence.request)
-
-
 def _refused(
     state: State, model: Model, sequence: Sequence, result: kvmanager_pb2.ReservationResult, now: float
 ) -> None:
     reasons = "; ".join(result.reasons)
-    _back(state, sequence)
+    wait_again(state, sequence)
     if result.outcome == NO_BLOCKS:
         model.refusal = f"no KV blocks: {reasons}" if reasons else "no KV blocks"
         model.window, model.unplaced_since = 0, None

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from quire.v1 import kvmanager_pb2
 from services.common.limits import MESSAGE_TOKENS
-from services.scheduler.lifecycle import abandon, enqueue, leave, requeue
-from services.scheduler.sequence import Phase
+from services.scheduler.lifecycle import leave, requeue, wait_again
 from services.scheduler.state import State
 
 
@@ -52,12 +51,10 @@ def _ask_again(state: State) -> None:
     for asked in list(state.asked.values()):
         asked.model.asked_count = 0
         if (sequence := asked.sequence) is not None:
-            abandon(state, sequence)
-            sequence.move(Phase.WAITING)
-            enqueue(state, sequence)
+            wait_again(state, sequence)
     state.asked.clear()
     # What was released is not stated as held; what was computed is stated with the sequence.
-    state.releases, state.progress, state.extends = [], [], []
+    state.releases, state.keeps, state.progress, state.extends = [], [], [], []
     for executor in state.executors:
         executor.asked_count, executor.available_blocks = 0, None
         executor.operations = []  # the kvmanager sends again what it still wants

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from quire.v1 import executor_pb2, scheduler_pb2, types_pb2
+from services.scheduler import epochs
 from services.scheduler.reserve import take
 from services.scheduler.state import Limits
 from tests.unit.scheduler.beam_reference import Answer, beam_search
@@ -241,6 +242,23 @@ def test_copies_outlive_the_stream_to_the_kvmanager() -> None:
     harness.reconnect_kv()
     harness.turn()
     assert any(operation.kind == COPY for operation in harness.plans[0][-1].operations)
+    harness.settle()
+    assert_answers(harness, 1)
+    assert_idle(harness)
+
+
+def test_paths_do_not_wait_for_forks_whose_question_was_lost() -> None:
+    harness = Harness(describe(blocks=64), kv=RealKv())
+    executor = harness.state.executors[0]
+    harness.send(beams(1, [1, 2, 3], 9, 3, ignore_eos=True))
+    while not (executor.running and any(message.reservations for message in harness.to_kv)):
+        assert harness.step()
+    executor.retired = True  # so the forks find no place for now
+    harness.reconnect_kv()
+    harness.turn()
+    assert set(harness.plans[0][-1].sequence_ids) == set(executor.running)
+    epochs.executor_used_again(harness.state, executor)
+    harness.turn()
     harness.settle()
     assert_answers(harness, 1)
     assert_idle(harness)

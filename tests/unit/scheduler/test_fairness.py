@@ -11,6 +11,7 @@ from services.scheduler.sequence import Phase
 from services.scheduler.state import Limits, Model
 from tests.unit.scheduler.sim import Harness, assert_correct, submit
 from tests.unit.scheduler.sim_executor import describe
+from tests.unit.scheduler.test_batcher import place
 
 COST = Limits().output_cost
 
@@ -183,6 +184,25 @@ def test_what_was_refused_or_cancelled_before_it_ran_does_not_count() -> None:
     harness.settle()
     assert account_of(harness, "b").cost == 0
     assert account_of(harness, "a").prompt_tokens == 30
+
+
+def test_a_refusal_costs_no_tenant_its_turn() -> None:
+    """Else small requests of others would take whatever comes free, for ever, before a large one."""
+    harness = shared(blocks=12, max_sequences=2)
+    harness.send(submit(1, [1] * 30, 8, ignore_eos=True, tenant="a"))
+    place(harness)
+    harness.send(
+        submit(2, [2] * 30, 8, ignore_eos=True, tenant="b"), submit(3, [3] * 4, 8, ignore_eos=True, tenant="a")
+    )
+    place(harness)
+    assert harness.kv.refusals == 1
+    following = model_of(harness).queue.peek(harness.now, 1e6)
+    assert following is not None
+    assert following.request.tenant == "b"
+    assert account_of(harness, "b").virtual_time < account_of(harness, "a").virtual_time
+    harness.settle()
+    for handle in (1, 2, 3):
+        assert_correct(harness, handle)
 
 
 def test_a_new_weight_counts_from_now_on() -> None:

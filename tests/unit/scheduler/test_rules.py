@@ -90,6 +90,18 @@ def test_granted_after_cancel_goes_straight_back() -> None:
     assert not harness.plans[0]
 
 
+def test_an_answer_that_cannot_be_leaves_its_question_open() -> None:
+    harness, _ = made()
+    harness.send(submit(1, [5] * 10, 100))
+    granted = kvmanager_pb2.RESERVATION_OUTCOME_GRANTED
+    wrong = kvmanager_pb2.ReservationResult(sequence_id=1, outcome=granted, executor_id="another")
+    with pytest.raises(QuireError, match="not among those allowed"):
+        take(harness.state, kvmanager_pb2.ReserveResponse(reservations=[wrong]), harness.now)
+    harness.reconnect_kv()
+    harness.settle()
+    assert_correct(harness, 1)
+
+
 def test_prompt_scores_are_passed_once_and_by_the_lead_alone() -> None:
     harness, executor = made()
     wanted = submit(1, [5] * 4, 100, choice_count=2)
