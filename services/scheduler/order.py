@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from services.scheduler.fairness import Account
-from services.scheduler.heap import LazyHeap
+from services.scheduler.heap import SWEEP_FROM, LazyHeap
 from services.scheduler.sequence import Phase, Request, Sequence
 
 PREFIX_TOKENS = 32
@@ -51,6 +51,8 @@ class Line:
     def add(self, sequence: Sequence) -> None:
         request = sequence.request
         slot, group = request.start_by // SLOT_SECONDS, request.arrival
+        if len(self._groups) > SWEEP_FROM + self.count:
+            self._groups.clear()  # most are of times long past
         if len(sequence.token_ids) >= PREFIX_TOKENS:
             group = self._groups.setdefault((slot, hash(tuple(sequence.token_ids[:PREFIX_TOKENS]))), group)
         self.waiting.push((slot, group, request.start_by, request.arrival, sequence.choice), sequence)

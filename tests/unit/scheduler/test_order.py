@@ -8,7 +8,7 @@ import pytest
 
 from quire.v1 import kvmanager_pb2
 from services.scheduler.heap import SWEEP_FROM
-from services.scheduler.order import SLOT_SECONDS
+from services.scheduler.order import PREFIX_TOKENS, SLOT_SECONDS
 from services.scheduler.policy import Fair, FirstCome, StaticBatches
 from services.scheduler.queue import WaitingQueue
 from services.scheduler.reserve import reserve, take
@@ -70,14 +70,16 @@ def test_ended_ones_are_skipped() -> None:
 
 def test_what_ended_is_not_held_for_ever() -> None:
     """Behind a head that waits, clients may come and give up without end."""
-    harness = waiting()
+    harness = waiting(Limits(policy=Fair(ageing_seconds=1e9)))
     harness.send(submit(1, [1], 5))
     (head,) = (request.lead for request in harness.state.request_ids.values())
     for handle in range(2, 2000):
-        harness.send(submit(handle, [1], 5, deadline_ms=3_600_000))
+        harness.now += SLOT_SECONDS
+        harness.send(submit(handle, [1] * PREFIX_TOKENS, 5, deadline_ms=3_600_000))
         harness.cancel(handle)
     assert head.line is not None
     assert len(head.line.waiting) <= SWEEP_FROM + 1
+    assert len(head.line._groups) <= SWEEP_FROM + 2
     assert len(harness.state.deadlines) <= SWEEP_FROM + 1
     assert drain(harness) == [head]
 
