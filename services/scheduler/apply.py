@@ -186,6 +186,4 @@ def measure(state: State, executor: Executor, timings: executor_pb2.StepTimings)
 
 def grant_steps(grant_seconds: float, step_seconds: float) -> int:
     """G: about `grant_seconds` of steps, at least 2."""
-    if step_seconds <= 0:
-        return MIN_GRANT_STEPS
     return max(MIN_GRANT_STEPS, min(MAX_GRANT_STEPS, math.ceil(grant_seconds / step_seconds)))

@@ -19,7 +19,8 @@ class _Room:
 
 
 def drain(state: State, executor: Executor, now: float) -> None:
-    """Moves sequences that are done sooner elsewhere, or would be cut off here, as far as others have room now.
+    """Moves sequences as far as others have room now: those that would be cut off here, and those that would take
+    longer to end than others take to compute them again.
 
     The rest is looked at again with the next turn. Where nobody else has the model, all stay until the executor ends.
     """
@@ -43,22 +44,14 @@ def drain(state: State, executor: Executor, now: float) -> None:
 
 def seconds_left(executor: Executor, sequence: Sequence) -> float:
     """What a sequence takes to its end where it is, if it uses all tokens that it may."""
-    description = executor.description
-    assert description is not None
-    step = executor.step_seconds or description.decode_step_seconds
     unknown = sequence.length_limit + 1 - len(sequence.token_ids)
     prompt = len(sequence.token_ids) - sequence.computed_length
-    return _prefill_seconds(executor, prompt) + unknown * step
+    return executor.step_time.prefill(prompt) + unknown * executor.step_seconds
 
 
 def seconds_to_repeat(sequence: Sequence, executor: Executor) -> float:
     """What it takes to compute there what is computed already, should none of it be cached."""
-    return _prefill_seconds(executor, sequence.computed_length)
-
-
-def _prefill_seconds(executor: Executor, tokens: int) -> float:
-    rate = executor.description.prefill_tokens_per_second if executor.description is not None else 0.0
-    return tokens / rate if rate > 0 else 0.0
+    return executor.step_time.prefill(sequence.computed_length)
 
 
 def _rooms(state: State, executor: Executor) -> list[_Room]:

@@ -107,10 +107,8 @@ def of_silence(silent_seconds: float, answer_seconds: float) -> Slowness:
 def _silence(executor: Executor, now: float) -> tuple[float, float]:
     """How long results are owed, and how long what was granted may take until something is heard, in seconds."""
     owed = [sequence for sequence in executor.running.values() if sequence.granted_steps > 0]
-    if not owed or executor.description is None:
+    if not owed:
         return 0.0, 0.0
     since = max(executor.pace.heard_at, min(sequence.answered_at for sequence in owed))
-    rate = executor.description.prefill_tokens_per_second
-    chunks = sum(sum(sequence.chunks) for sequence in owed)
-    step = executor.step_seconds or executor.description.decode_step_seconds
-    return now - since, (chunks / rate if rate > 0 else 0.0) + 2 * executor.grant_steps * step
+    prefill = executor.step_time.prefill(sum(sum(sequence.chunks) for sequence in owed))
+    return now - since, prefill + 2 * executor.grant_steps * executor.step_seconds

@@ -79,7 +79,7 @@ class Executor:
     acknowledged_results: int = 0
     report_credit: int = 0  # as last sent
     grant_steps: int = 2  # G
-    step_seconds: float = 0.0  # of the sequences that decode now, without prefill; 0 until measured
+    step_seconds: float = 0.0  # of the sequences that decode now, without prefill; as stated until measured
     step_time: StepTime = field(default_factory=StepTime)
     tier_rate: TierRate = field(default_factory=TierRate)
     pace: Pace = field(default_factory=Pace)
@@ -120,7 +120,8 @@ class Executor:
         self.description, self.executor_id = description, description.executor_id
         self.model = description.model if description.HasField("model") else None
         self.block_size = next((g.block_size for g in description.groups if g.group_id == TARGET_GROUP), 0)
-        self.step_seconds, self.step_time, self.tier_rate = 0.0, StepTime.stated(description), TierRate()
+        self.step_time, self.tier_rate = StepTime.stated(description), TierRate()
+        self.step_seconds = self.step_time.step(1)
 
     @property
     def serves(self) -> bool:
