@@ -46,6 +46,10 @@ class InventoryBlock(NamedTuple):
     key: bytes
 
 
+Layout = tuple[int, int]
+"""A cache group and the token slots of its blocks."""
+
+
 @dataclass(slots=True, eq=False)
 class Place:
     """Where a sequence can live: the device pools of every cache group by age, hot first, all on the same nodes."""
@@ -54,11 +58,15 @@ class Place:
     pools: tuple[Pool, ...] = ()  # the hot ones
     node: int = -1
     distance: int = 0  # from what computes: 10 is local, 0 unknown
+    layout: Layout = (0, 0)  # of the first group
+    cached: Mapping[bytes, int] = field(default_factory=dict)  # its hot blocks by key, as they are at any time
     filling: dict[bytes, Holding] = field(default_factory=dict)  # keys of blocks that a sequence is computing
 
     def __post_init__(self) -> None:
         self.pools = tuple(ages[0] for ages in self.groups)
-        self.node, self.distance = self.pools[0].spec.node, self.pools[0].spec.distance
+        first = self.pools[0]
+        self.node, self.distance = first.spec.node, first.spec.distance
+        self.layout, self.cached = (first.spec.group_id, first.spec.block_size), first.index.block_by_key
 
 
 class Executor:

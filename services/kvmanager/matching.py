@@ -74,7 +74,7 @@ class PromptKeys:
 
     def first(self, group_id: int, block_size: int) -> bytes | None:
         """The key of the first full block; None where there is none."""
-        keys = self._keys.get((group_id, block_size)) or self.of(group_id, block_size)
+        keys = self.of(group_id, block_size)
         return keys[0] if keys else None
 
     def match(self, place: Place, policy: KvPolicy) -> Match:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from services.kvmanager.executors import Executor, Place
+from services.kvmanager.executors import Executor, Layout, Place
 from services.kvmanager.matching import PromptKeys
 from services.kvmanager.placement import RUNNING_TOKENS, cost
 from services.kvmanager.reservations import AllowedExecutor, Reservation
@@ -38,32 +38,27 @@ Bare = tuple[float, Executor, Place, AllowedExecutor]
 def narrow(executors: Mapping[str, Executor], wanted: Reservation, keys: PromptKeys) -> Narrowed:
     """Drops every place of the allowed executors that has nothing of the prompt, but for the best of them."""
     own, output, key_space = len(wanted.tokens) + RUNNING_TOKENS, wanted.output_tokens, wanted.key_space
+    first: dict[Layout, bytes | None] = {}  # the prompt's first key
     kept: list[Spot] = []
     bare: list[Bare] = []
     for load in wanted.executors:
-        executor = executors.get(load.executor_id)
-        if executor is None or not executor.takes(key_space, load.epoch):
+        name, epoch, _, queued_tokens, _, slowness = load
+        executor = executors.get(name)
+        if executor is None or not executor.takes(key_space, epoch):
             continue
         beside = load.running_beside(output)
         for place in executor.places:
-            if executor.keeps_elsewhere or _begins(wanted, keys, place):
+            if place.layout not in first:
+                first[place.layout] = None if wanted.skip_prefix_cache else keys.first(*place.layout)
+            key = first[place.layout]
+            if executor.keeps_elsewhere or key in place.filling or key in place.cached:
                 kept.append(Spot(executor, place, load))
             else:
-                price = cost(own, place.distance, load.queued_tokens, beside, load.slowness)
-                bare.append((price, executor, place, load))
+                bare.append((cost(own, place.distance, queued_tokens, beside, slowness), executor, place, load))
     if bare:
         bare.sort(key=itemgetter(0))
         kept.append(_best(wanted, bare))
     return Narrowed(kept, max(0, len(bare) - 1))
-
-
-def _begins(wanted: Reservation, keys: PromptKeys, place: Place) -> bool:
-    """Whether a place holds the first block of a prompt, or a sequence there is computing it."""
-    if wanted.skip_prefix_cache:
-        return False
-    pool = place.pools[0]
-    first = keys.first(pool.spec.group_id, pool.spec.block_size)
-    return first is not None and (first in place.filling or first in pool.index)
 
 
 def _best(wanted: Reservation, bare: Sequence[Bare]) -> Spot:

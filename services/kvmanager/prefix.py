@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 
 class PrefixIndex:
@@ -11,12 +11,11 @@ class PrefixIndex:
     def __init__(self, block_count: int) -> None:
         self._block_by_key: dict[bytes, int] = {}
         self._key_by_block: list[bytes | None] = [None] * block_count
+        self.block_by_key: Mapping[bytes, int] = self._block_by_key
+        """For reading alone; changes as the index does."""
 
     def __len__(self) -> int:
         return len(self._block_by_key)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._block_by_key
 
     def items(self) -> Iterator[tuple[bytes, int]]:
         return iter(self._block_by_key.items())
