@@ -6,12 +6,12 @@ from services.common.errors import QuireError, Reason
 from services.scheduler.epochs import forget_model
 from services.scheduler.lifecycle import fail_request
 from services.scheduler.sequence import Phase
-from services.scheduler.state import Executor, Model, State
+from services.scheduler.state import Model, State
 
 
 def next_alarm(state: State) -> float | None:
     """When `ring` has something to do next; None while nothing can happen by itself. May be early."""
-    times = [e.stall_check_at for e in state.executors]
+    times = [state.stall_check_at]
     first = state.deadlines.peek()
     times.append(first[0][0] if first is not None else None)
     wait = state.limits.resume_seconds
@@ -33,8 +33,7 @@ def ring(state: State, now: float) -> None:
         _ring_model(state, name, model, now)
     if state.kv_lost_at is not None and now >= state.kv_lost_at + state.limits.resume_seconds:
         _fail_all(state, QuireError(Reason.KVMANAGER_LOST, "the kvmanager is gone"))
-    for executor in state.executors:
-        _check_stall(state, executor, now)
+    _check_stalls(state, now)
 
 
 def _ring_model(state: State, name: str, model: Model, now: float) -> None:
@@ -62,18 +61,20 @@ def _fail_all(state: State, error: QuireError) -> None:
         fail_request(state, request, error)
 
 
-def _check_stall(state: State, executor: Executor, now: float) -> None:
-    """Marks a stream as failed where a sequence with credit was not answered for too long."""
-    wait = state.limits.stall_seconds
-    if executor.stall_check_at is None:
-        if executor.running and executor.connected:
-            executor.stall_check_at = now + wait
+def _check_stalls(state: State, now: float) -> None:
+    """Marks streams as failed where a sequence with credit was not answered for too long."""
+    wait, due = state.limits.stall_seconds, state.stall_check_at
+    if due is None and any(executor.running for executor in state.touched):
+        state.stall_check_at = now + wait
+    if due is None or now < due:
         return
-    if now < executor.stall_check_at:
-        return
-    owed = [s.answered_at for s in executor.running.values() if s.granted_steps > 0]
-    oldest = min(owed, default=now)
-    executor.stall_check_at = oldest + wait if executor.running else None
-    if now - oldest >= wait:
-        executor.stall_check_at = None
-        executor.stream_failure = f"no result for {wait:g} s"
+    state.stall_check_at = None
+    for executor in state.executors:
+        if not executor.running or executor.stream_failure:
+            continue
+        owed = [s.answered_at for s in executor.running.values() if s.granted_steps > 0]
+        stalled_at = min(owed, default=now) + wait
+        if now >= stalled_at:
+            executor.stream_failure = f"no result for {wait:g} s"
+        else:
+            state.stall_check_at = min(stalled_at, state.stall_check_at or stalled_at)

@@ -97,7 +97,6 @@ def _lose_epoch(state: State, executor: Executor) -> None:
     executor.ended_ids, executor.sealed, executor.operations, executor.demotions = [], [], [], []
     executor.copies, executor.appends = [], {}
     executor.top_up_due = executor.small_top_up_due = executor.has_space = False
-    executor.stall_check_at = None
     executor.ends_at = None
 
 

@@ -110,7 +110,6 @@ class Executor:
     asked_count: int = 0  # reservations that may still land here
     has_space: bool = False  # blocks appeared: starved sequences ask again
     total_blocks: int = 0
-    stall_check_at: float | None = None
     output_marks: deque[tuple[float, int]] = field(default_factory=deque)  # (seconds, output tokens)
     expected_tokens: int = 0  # of output that its sequences still have before them, as predicted
     target_gaps: Counter[float] = field(default_factory=Counter)  # seconds that running sequences aim at
@@ -232,6 +231,7 @@ class State:
         self.refusals: Counter[str] = Counter()  # new requests refused, by reason
         self.totals: dict[tuple[str, int], Counters] = {}  # by model and executor index
         self.draining = False
+        self.stall_check_at: float | None = None  # seconds: when to look for executors that owe results
         self.deadlines: LazyHeap[tuple[float, int], Request] = LazyHeap(lambda request: request.ended)
         self.sequence_ids: Iterator[int] = itertools.count(first_sequence_id)
         self.arrivals: Iterator[int] = itertools.count(1)
