@@ -67,8 +67,10 @@ def check_deadline(state: State, model: Model, request: Request, now: float) -> 
 
     The estimate takes the queue to move at the speed of prefill: while all room is taken, it is too short.
     """
+    if state.limits.infeasible is not Infeasible.REFUSE or request.deadline_at is None:
+        return
     rate = prefill_rate(state, request.model)
-    if state.limits.infeasible is not Infeasible.REFUSE or request.deadline_at is None or rate <= 0:
+    if rate <= 0:
         return
     ahead = model.queue.tokens_ahead(request, request.prompt_length, now)
     for executor in state.serving(request.model):

@@ -98,6 +98,8 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
     search = None
     if submit.beam_width:
         submit, search = beams.begin(submit, model.description)
+    hurries = submit.deadline_ms or submit.target_first_token_ms
+    rate = prefill_rate(state, name) if hurries else 0.0
     request = Request(
         gateway=gateway,
         handle=submit.handle,
@@ -115,7 +117,7 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         arrival=next(state.arrivals),
         arrived_at=now,
         deadline_at=now + submit.deadline_ms / 1000 if submit.deadline_ms else None,
-        start_by=start_by(submit, now, prefill_rate(state, name), patience(expect_of(state, submit, name))),
+        start_by=start_by(submit, now, rate, patience(expect_of(state, submit, name))),
         target_gap=submit.target_token_gap_ms / 1000 if submit.target_token_gap_ms else None,
         account=model.ledger.open(submit.tenant, submit.tenant_weight or 1.0),
         beams=search,

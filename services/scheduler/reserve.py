@@ -104,8 +104,8 @@ def _admissions(state: State, now: float) -> list[Ask]:
     state.may_admit = False
     reservations = []
     for name, model in state.models.items():
-        executors = _candidates(state.serving(name))
-        if not executors or not len(model.queue):
+        executors = _candidates(state.serving(name)) if len(model.queue) else []
+        if not executors:
             continue
         assert executors[0].description is not None
         rate = executors[0].description.prefill_tokens_per_second
@@ -174,7 +174,8 @@ def _ask(state: State, model: Model, sequence: Sequence, allowed: list[Executor]
     for executor in allowed:
         executor.asked_count += 1
         if executor.available_blocks is not None:
-            executor.available_blocks -= _blocks(length + lookahead, executor) - shared // executor.block_size
+            size = executor.block_size
+            executor.available_blocks -= -(-(length + lookahead) // size) - shared // size
     reservation = kvmanager_pb2.Reservation(
         sequence_id=sequence.sequence_id,
         model_fingerprint=_fingerprint(allowed[0]),
@@ -249,7 +250,8 @@ def _take_reservation(state: State, result: kvmanager_pb2.ReservationResult, now
     model.asked_count -= 1
     for executor, _ in asked.executors.values():
         executor.asked_count -= 1
-        state.touched[executor] = None
+        if not executor.asked_count and executor.running and next(iter(executor.running.values())).rests:
+            state.touched[executor] = None  # what rests there may have waited for this answer
     if result.outcome == GRANTED:
         model.window, model.retry_at, model.unplaced_since = UNLIMITED, None, None
         executor, epoch = asked.executors[result.executor_id]
