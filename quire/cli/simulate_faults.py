@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -39,7 +38,6 @@ def run(argv: Sequence[str]) -> int:
     for name, least in (("seeds", 1), ("first", 0), ("processes", 1)):
         if getattr(given, name) < least:
             args.error(f"--{name}: at least {least}")
-    logging.disable(logging.CRITICAL)  # what the cores say of faults is expected here
     started, outcomes, failed = time.monotonic(), Counter[str](), list[Result]()
     results = play_all(given.first, given.seeds, given.processes)
     for result in tqdm(results, total=given.seeds, unit=" seeds", disable=None):

@@ -50,7 +50,12 @@ def play_all(first: int, count: int, processes: int) -> Iterator[Result]:
     """The results of seeds [first, first + count), in order."""
     seeds = range(first, first + count)
     if processes == 1:
-        yield from map(play, seeds)
+        before = logging.root.manager.disable
+        _be_quiet()
+        try:
+            yield from map(play, seeds)
+        finally:
+            logging.disable(before)
         return
     with ProcessPoolExecutor(processes, get_context("spawn"), _be_quiet) as pool:
         yield from pool.map(play, seeds, chunksize=SEEDS_AT_A_TIME)

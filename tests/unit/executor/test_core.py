@@ -5,6 +5,7 @@ import pytest
 
 from quire.v1 import executor_pb2, types_pb2
 from services.common.errors import QuireError, Reason
+from services.common.limits import MAX_OPTIONS
 from services.executor.batch import StepLimits
 from tests.unit.executor.conftest import make_bench
 from tests.unit.executor.fake_backend import EOS, VOCAB, generate
@@ -205,7 +206,7 @@ def test_a_failed_step_ends_its_sequences_and_the_engine_survives(bench):
         ({"block_ids": [], "computed": 1}, "blocks"),
         ({"computed": 3}, "computed_length"),
         ({"max_tokens": 0}, "stop.max_tokens"),
-        ({"logprobs": 21}, "logprobs.output_count"),
+        ({"logprobs": MAX_OPTIONS + 1}, "logprobs.output_count"),
     ],
 )
 def test_b6_bad_fields_end_that_sequence_alone(bench, bad, field):
