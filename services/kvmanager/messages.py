@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from array import array
 from collections.abc import Iterable, Sequence
 
@@ -37,11 +38,16 @@ def read_hello(request: kvmanager_pb2.ReserveRequest) -> str:
 
 
 def read_loads(loads: kvmanager_pb2.ExecutorLoads) -> list[AllowedExecutor]:
-    """The executors that reservations of a message may go to. Raises PROTOCOL where the arrays differ in length."""
-    columns = (loads.epochs, loads.running_counts, loads.queued_tokens, loads.output_tokens, loads.slownesses)
-    if any(len(column) != len(loads.executor_ids) for column in columns):
+    """The executors that reservations of a message may go to. Raises PROTOCOL where that makes no sense."""
+    names, slownesses = loads.executor_ids, loads.slownesses
+    counts = (loads.running_counts, loads.queued_tokens, loads.output_tokens)
+    if any(len(column) != len(names) for column in (loads.epochs, *counts, slownesses)):
         raise QuireError(Reason.PROTOCOL, "loads: the arrays differ in length")
-    return list(map(AllowedExecutor, loads.executor_ids, *columns))
+    if len(set(names)) != len(names):
+        raise QuireError(Reason.PROTOCOL, "loads: an executor is named twice")
+    if any(min(column, default=0) < 0 for column in counts) or not all(1 <= slow < math.inf for slow in slownesses):
+        raise QuireError(Reason.PROTOCOL, "loads: counts are at least 0, slownesses finite and at least 1")
+    return list(map(AllowedExecutor, names, loads.epochs, *counts, slownesses))
 
 
 def read_reservation(message: kvmanager_pb2.Reservation, loads: Sequence[AllowedExecutor] = ()) -> Reservation:

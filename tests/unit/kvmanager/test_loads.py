@@ -75,6 +75,17 @@ def test_arrays_that_differ_in_length_and_unknown_indexes_end_the_stream() -> No
             placed(loads([0, 0, 0]), [index])
 
 
-def test_impossible_loads_are_refused() -> None:
-    assert placed(loads([0, 0, 0], slownesses=[0.5, 1, 1]), []) == [""]
-    assert placed(loads([0, -1, 0]), []) == [""]
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (loads([0, 0, 0], executor_ids=["a", "b", "a"]), "named twice"),
+        (loads([0, -1, 0]), "at least 0"),
+        (loads([0, 0, 0], queued_tokens=[0, 0, -1]), "at least 0"),
+        (loads([0, 0, 0], slownesses=[0.5, 1, 1]), "at least 1"),
+        (loads([0, 0, 0], slownesses=[float("nan"), 1, 1]), "at least 1"),
+        (loads([0, 0, 0], slownesses=[float("inf"), 1, 1]), "finite"),
+    ],
+)
+def test_impossible_loads_end_the_stream(message: kvmanager_pb2.ExecutorLoads, said: str) -> None:
+    with pytest.raises(QuireError, match=said):
+        placed(message, [])

@@ -98,8 +98,6 @@ def good() -> Reservation:
         (reservation(2, [3, -1]), "token_ids: negative token id"),
         (reservation(2, [3], lookahead=-1), "lookahead_tokens: must not be negative, not -1"),
         (reservation(2, [3], model=""), "model_fingerprint: must be set"),
-        (reservation(2, [3], on=("e", "e")), "executors: named twice"),
-        (reservation(2, [3], on=[AllowedExecutor("e", 1, -1, 0)]), "executors: negative load"),
         (
             Reservation(2, KeySpace("m", "n", adapter="lora"), good().tokens, 0, good().executors),
             "adapter: not supported",
