@@ -146,7 +146,7 @@ def allocate(backend: Backend, settings: ExecutorSettings, mapped_bytes: int) ->
         )
     backend.allocate_kv(shape)
     served = served_context(shape, policy, demand.context_length)
-    if served < demand.context_length:
+    if served < demand.context_length and demand.blocks is None:  # else somebody wanted no more
         log.warning("KV memory bounds the context", extra={"context": served, "of_the_model": demand.context_length})
     log.info(
         "KV allocated",
@@ -154,6 +154,7 @@ def allocate(backend: Backend, settings: ExecutorSettings, mapped_bytes: int) ->
             "blocks": shape.pool_starts[-1],
             "tokens": shape.pool_starts[-1] * size,
             "mib": shape.byte_count >> 20,
+            "context": served,
             "policy": str(policy) or "hot",
             "free_mib": available >> 20,
             "bound_by": memory.bound,
