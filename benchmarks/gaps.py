@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import statistics
@@ -52,15 +53,13 @@ class Seen:
 
 
 class Load:
-    """Asks one server; no prompt comes twice."""
+    """Asks one server; no prompt comes twice, for `numbers` goes on from round to round."""
 
-    def __init__(self, client: Client, args: argparse.Namespace) -> None:
-        self._client, self._args = client, args
-        self._number = 0
+    def __init__(self, client: Client, args: argparse.Namespace, numbers: Iterator[int]) -> None:
+        self._client, self._args, self._numbers = client, args, numbers
 
     async def ask(self, prompt: int, output: int) -> Sample:
-        self._number += 1
-        text = prompt_text(Request(self._number, 0.0, prompt, output), seed=9)
+        text = prompt_text(Request(next(self._numbers), 0.0, prompt, output), seed=9)
         sample = await self._client.ask(Ask(text, output, time.monotonic()))
         if sample.error is not None:
             raise RuntimeError(f"a request failed: {sample.error}")
@@ -113,10 +112,10 @@ def _between(sample: Sample, begin: float, end: float) -> Sample:
     return Sample(sample.start, [at for at, _ in kept], [count for _, count in kept])
 
 
-async def measure(client: Client, args: argparse.Namespace) -> dict[str, float]:
+async def measure(client: Client, args: argparse.Namespace, numbers: Iterator[int]) -> dict[str, float]:
     """One round."""
     async with client:
-        load = Load(client, args)
+        load = Load(client, args, numbers)
         await load.ask(STREAM_PROMPT, 8)  # what is slow at first is not what is measured
         quiet_rate = await load.quiet_rate()
         alone = seen(await load.streams(), ())
@@ -158,19 +157,20 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args(argv)
     rounds = []
+    numbers = itertools.count()
     with tempfile.TemporaryDirectory() as folder:
         if args.peer:
             with peer(args.peer, args, Path(folder)) as base_url:
                 for _ in range(args.rounds):
                     client = OpenAIClient(base_url, Manner(), args.streams + 1)
-                    rounds.append(asyncio.run(measure(client, args)))
+                    rounds.append(asyncio.run(measure(client, args, numbers)))
         else:
             environment = os.environ | {"QUIRE_RUN_DIR": folder}
             with stack(args, environment):
                 os.environ["QUIRE_RUN_DIR"] = folder
                 address = gateway_address(args)
                 for _ in range(args.rounds):
-                    rounds.append(asyncio.run(measure(GrpcClient(address, Manner()), args)))
+                    rounds.append(asyncio.run(measure(GrpcClient(address, Manner()), args, numbers)))
     medians = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
     for name, value in medians.items():
         low, high = min(one[name] for one in rounds), max(one[name] for one in rounds)
