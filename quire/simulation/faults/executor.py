@@ -24,7 +24,8 @@ from services.executor.tiers.pools import DEVICE, DISK, PoolMap, PoolSpec
 MODEL = "m"
 CONTEXT = 512
 BLOCK_BYTES = 64
-MOVE_SECONDS = 0.003
+MOVE_SECONDS = (0.003, 0.003, 0.03, 0.3)
+"""Of a block to or from a disk: some take long enough for a kvmanager to be replaced meanwhile."""
 DEVICE_POOL, DISK_POOL = 0, 1
 DRAIN_POLL_SECONDS = 0.01
 
@@ -163,7 +164,7 @@ class ExecutorParty(Reporter):
 
     def _move(self, moves: list[Move]) -> None:
         for move in moves:
-            self.after(MOVE_SECONDS * self._wires.rng.choice([1, 1, 10]), self._moved, move)
+            self.after(self._wires.rng.choice(MOVE_SECONDS), self._moved, move)
 
     def _moved(self, move: Move) -> None:
         assert move.source is not None

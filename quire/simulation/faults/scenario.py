@@ -135,7 +135,7 @@ def draw(seed: int) -> Scenario:
 def _executor(rng: random.Random) -> ExecutorShape:
     return ExecutorShape(
         blocks=rng.choice([14, 20, 28, 40]),
-        disk_blocks=rng.choice([0, 0, 24]),
+        disk_blocks=rng.choice([0, 24, 48]),
         max_sequences=rng.choice([2, 4, 6]),
         max_step_tokens=rng.choice([16, 32]),
         step_seconds=rng.choice([0.004, 0.01]),
