@@ -86,7 +86,12 @@ def answer(executor: Executor, ends: int) -> executor_pb2.StepResults:
         computed_lengths=[executor.running[stay].computed_length + (chunks.get(stay) or steps[stay]) for stay in stays],
         step_counts=[*steps.values(), *(1 for _ in chunks)],
         ended=[executor_pb2.SequenceEnd(sequence_id=stay, reason=STOP) for stay in list(steps)[:ends]],
-        timings=executor_pb2.StepTimings(step_count=1, compute_seconds=0.01),
+        timings=executor_pb2.StepTimings(
+            step_count=executor.grant_steps,
+            compute_seconds=0.01 * executor.grant_steps,
+            token_count=sum(steps.values()) + sum(chunks.values()),
+            sampled_count=sum(counts),
+        ),
     )
 
 
@@ -119,9 +124,11 @@ def main() -> None:
         if given.waiting:
             fill(harness, given.waiting, given.tenants)
         applied, turned = measure(harness, ends=1 if given.waiting else 0)
-        points.append({"sequences": count, "apply_us": round(applied), "turn_us": round(turned)})
+        steps = harness.state.executors[0].grant_steps
+        point = {"sequences": count, "apply_us": applied, "turn_us": turned, "step_us": (applied + turned) / steps}
+        points.append({name: round(value) for name, value in point.items()})
         beside = f" beside {given.waiting} of {given.tenants} tenants that wait" if given.waiting else ""
-        print(f"{count:5} sequences{beside}: apply {applied:.0f} us, turn {turned:.0f} us")
+        print(f"{count:5} sequences{beside}: apply {applied:.0f} us, turn {turned:.0f} us for {steps} steps")
     print(json.dumps({"waiting": given.waiting, "tenants": given.tenants, "points": points}))
 
 

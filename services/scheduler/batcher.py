@@ -235,7 +235,9 @@ def _carry(executor: Executor, message: executor_pb2.StepPlan) -> None:
         if executor.leaving[stay].plan == UNSENT:
             executor.leaving[stay].plan = executor.step
     for stay, blocks in executor.appends.items():
-        message.append.append(executor_pb2.BlockAppend(sequence_id=stay, blocks=blocks))
+        append = message.append.add()
+        append.sequence_id = stay
+        append.blocks.extend(blocks)
     message.sealed.extend(executor.sealed)
     message.operations.extend(executor.copies)
     message.operations.extend(executor.operations)
