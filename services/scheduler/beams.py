@@ -109,8 +109,7 @@ def advance(state: State, request: Request) -> None:
             child = _child(parent, path, next(request.beams.numbers))
             forks[child] = origin_of(parent)
             request.sequences.append(child)
-    state.live_counts[request.model] += len(forks)
-    request.account.live_count += len(forks)
+    state.count_live(request, len(forks))
     for parent, beam in zip(resting, beams, strict=True):
         _append(state, parent, beam.drawn)
         if parent in staying:

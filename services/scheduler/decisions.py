@@ -38,12 +38,11 @@ def obstacle(state: State, name: str, model: Model) -> str:
 
 def _busy(state: State, executor: Executor) -> str:
     """Why an executor takes none; empty where it does."""
-    assert executor.description is not None
-    held, room = len(executor.running) + executor.asked_count, executor.description.max_sequences
     if executor.starved:
         return f"sequences that run on {executor.target} wait for KV blocks"
     if not state.limits.policy.admits(executor):
         return f"the batch on {executor.target} has not ended"
-    if held >= room:
-        return f"{executor.target} has no room: {held} of {room} sequences"
+    if executor.free_sequences <= 0:
+        held = len(executor.running) + executor.asked_count
+        return f"{executor.target} has no room: {held} of {held + executor.free_sequences} sequences"
     return ""

@@ -61,10 +61,9 @@ def _rooms(state: State, executor: Executor) -> list[_Room]:
         return []  # nobody is placed anywhere just now
     rooms = []
     for other in state.serving(executor.model.name):
-        if other.takes and not other.starved and other.description is not None:
-            free = other.description.max_sequences - len(other.running) - other.asked_count
+        if other.takes and not other.starved:
             blocks = float("inf") if other.available_blocks is None else other.available_blocks - len(other.running)
-            rooms.append(_Room(other, free, blocks))
+            rooms.append(_Room(other, other.free_sequences, blocks))
     return rooms
 
 
@@ -73,4 +72,4 @@ def _fits(state: State, sequence: Sequence, room: _Room) -> bool:
 
 
 def _blocks(state: State, sequence: Sequence, executor: Executor) -> int:
-    return -(-(len(sequence.token_ids) + state.limits.lookahead_tokens) // executor.block_size)
+    return executor.blocks_of(len(sequence.token_ids) + state.limits.lookahead_tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from services.scheduler.lifecycle import enqueue
-from services.scheduler.reserve import has_room
 from services.scheduler.sequence import Sequence
 from services.scheduler.state import State
 from services.scheduler.stays import Origin
@@ -26,7 +25,7 @@ def fork(state: State, origin: Origin | None, sequence: Sequence) -> bool:
     sequence.origin = origin
     if origin is not None and state.kv_connected and origin.executor.takes:
         asking = sum(other.origin is not None and other.origin.executor is origin.executor for other in state.forks)
-        if has_room(origin.executor, asking):
+        if origin.executor.free_sequences > asking:
             state.forks.append(sequence)
             return True
     enqueue(state, sequence)

@@ -214,8 +214,7 @@ def retire(state: State, sequence: Sequence) -> None:
         model.queue.remove(sequence)
     sequence.move(Phase.ENDED)
     state.may_admit = True  # behind it in the queue may be one that fits
-    state.live_counts[sequence.request.model] -= 1
-    sequence.request.account.live_count -= 1
+    state.count_live(sequence.request, -1)
 
 
 def end_choice(

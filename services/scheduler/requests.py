@@ -161,8 +161,7 @@ def _add_sequences(state: State, request: Request, submit: scheduler_pb2.Submit,
         beams.set_out(request)
     for sequence in request.sequences:
         expect(state, sequence)
-    state.live_counts[request.model] += len(request.sequences)
-    request.account.live_count += len(request.sequences)
+    state.count_live(request, len(request.sequences))
 
 
 def _settle(state: State, sequence: Sequence, model: Model) -> None:

@@ -25,10 +25,10 @@ NO_EXECUTOR = kvmanager_pb2.RESERVATION_OUTCOME_NO_EXECUTOR
 
 UNREGISTERED_RETRY_SECONDS = 0.025
 """An executor tells the kvmanager of its new epoch by itself; a reservation may be there first."""
-Ask = tuple[kvmanager_pb2.Reservation, list[Executor]]
-"""A reservation and where it may go."""
 QUIET_RETRY_SECONDS = 0.5
 """Refused although nothing of ours will be released: a lease may run out unannounced."""
+Ask = tuple[kvmanager_pb2.Reservation, list[Executor]]
+"""A reservation and where it may go."""
 
 
 def want_blocks(state: State, sequence: Sequence, ahead: int) -> None:
@@ -110,7 +110,7 @@ def _admissions(state: State, now: float) -> list[Ask]:
         assert executors[0].description is not None
         rate = executors[0].description.prefill_tokens_per_second
         while model.asked_count < model.window:
-            open_ones = [e for e in executors if has_room(e) and state.limits.policy.admits(e)]
+            open_ones = [e for e in executors if e.free_sequences > 0 and state.limits.policy.admits(e)]
             sequence = model.queue.peek(now, rate) if open_ones else None
             allowed = [e for e in open_ones if sequence is not None and _fits(state, sequence, e)]
             if sequence is None or not allowed:
@@ -131,22 +131,12 @@ def _fingerprint(executor: Executor) -> str:
     return executor.model.fingerprint if executor.model is not None else ""
 
 
-def has_room(executor: Executor, others: int = 0) -> bool:
-    """Whether an executor computes one more sequence beside what runs there, what is asked for and `others`."""
-    assert executor.description is not None
-    return len(executor.running) + executor.asked_count + others < executor.description.max_sequences
-
-
 def _fits(state: State, sequence: Sequence, executor: Executor) -> bool:
     """Whether a preempted sequence may come back: not before every running one could grow by a block as well."""
     if not sequence.preempted or not executor.running or executor.available_blocks is None:
         return True
-    wanted = _blocks(len(sequence.token_ids) + state.limits.lookahead_tokens, executor)
+    wanted = executor.blocks_of(len(sequence.token_ids) + state.limits.lookahead_tokens)
     return wanted + len(executor.running) <= executor.available_blocks
-
-
-def _blocks(tokens: int, executor: Executor) -> int:
-    return -(-tokens // executor.block_size)
 
 
 def _ask_forks(state: State) -> list[Ask]:
@@ -174,8 +164,7 @@ def _ask(state: State, model: Model, sequence: Sequence, allowed: list[Executor]
     for executor in allowed:
         executor.asked_count += 1
         if executor.available_blocks is not None:
-            size = executor.block_size
-            executor.available_blocks -= -(-(length + lookahead) // size) - shared // size
+            executor.available_blocks -= executor.blocks_of(length + lookahead) - shared // executor.block_size
     reservation = kvmanager_pb2.Reservation(
         sequence_id=sequence.sequence_id,
         model_fingerprint=_fingerprint(allowed[0]),

@@ -136,6 +136,16 @@ class Executor:
         return self.serves and not self.draining
 
     @property
+    def free_sequences(self) -> int:
+        """How many more it computes beside what runs there and what is asked for."""
+        assert self.description is not None
+        return self.description.max_sequences - len(self.running) - self.asked_count
+
+    def blocks_of(self, tokens: int) -> int:
+        """Blocks of the target model's group that so many tokens take."""
+        return -(-tokens // self.block_size)
+
+    @property
     def gap_target(self) -> float | None:
         """Seconds between tokens that the most demanding running sequence aims at; None where none does."""
         return min(self.target_gaps, default=None)
@@ -256,6 +266,11 @@ class State:
     @property
     def waiting_count(self) -> int:
         return self.live_count - self.running_count
+
+    def count_live(self, request: Request, sequences: int) -> None:
+        """Counts sequences of a request that came, or, below zero, that ended."""
+        self.live_counts[request.model] += sequences
+        request.account.live_count += sequences
 
     def waiting_count_of(self, model: str) -> int:
         """Sequences of one model that hold no blocks."""

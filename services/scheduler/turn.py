@@ -29,7 +29,7 @@ def turn(state: State, now: float) -> Outgoing:
     compare(state, now)
     outgoing = Outgoing()
     touched, state.touched = state.touched, {}
-    touched.update((executor, None) for executor in state.executors if executor.retired or executor.ends_at is not None)
+    touched.update((executor, None) for executor in state.executors if executor.draining)
     for executor in touched:  # an executor that nothing happened to needs nothing, and costs nothing
         if not executor.serves or executor.stream_failure:
             continue
