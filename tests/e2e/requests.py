@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 from services.common.rpc import OPTIONS
+from tests.e2e.stack import Stack
 
 Ids = Sequence[int]
+T = TypeVar("T")
 
 
 @dataclass
@@ -71,6 +73,25 @@ async def ids_of(target: str, requests: Sequence[gateway_pb2.GenerationInput]) -
         stub = gateway_pb2_grpc.InferenceServiceStub(wire)
         answers = await asyncio.gather(*(collect(stub, request) for request in requests))
     return [answer[0].ids for answer in answers]
+
+
+async def at_once(stack: Stack, count: int, answers: Coroutine[Any, Any, T]) -> T:
+    """What `answers`, with `count` sequences, come to when all of them are there before the first step.
+
+    However fast the executor is, they run beside each other: it stands still until the scheduler has them.
+    """
+    stack.freeze("executor")
+    try:
+        running = asyncio.create_task(answers)
+        async with asyncio.timeout(20):
+            while not running.done():
+                scheduler = (await status(stack.gateway)).scheduler
+                if scheduler.running_count + scheduler.waiting_count >= count:
+                    break
+                await asyncio.sleep(0.01)
+    finally:
+        stack.thaw("executor")
+    return await running
 
 
 async def status(target: str) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.v1 import gateway_pb2_grpc
-from tests.e2e.requests import all_blocks_back, channel, collect, greedy, ids_of, seeded, status
+from tests.e2e.requests import all_blocks_back, at_once, channel, collect, greedy, ids_of, seeded, status
 from tests.e2e.stack import Stack
 from tests.fixtures.models import make_rand_model
 
@@ -60,6 +60,6 @@ async def test_a_small_pool_preempts_and_changes_no_text(model: Path) -> None:
     async with Stack(model, executor=AGES) as stack:
         alone = [(await ids_of(stack.gateway, [request]))[0] for request in requests]
     async with Stack(model, executor=AGES, kv_blocks=36) as stack:
-        assert await ids_of(stack.gateway, requests) == alone
+        assert await at_once(stack, len(requests), ids_of(stack.gateway, requests)) == alone
         assert (await status(stack.gateway)).scheduler.preemption_count > 0, "there was room for all"
         await all_blocks_back(stack.gateway)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.requests import Ids, all_blocks_back, greedy, ids_of, seeded, status
+from tests.e2e.requests import Ids, all_blocks_back, at_once, greedy, ids_of, seeded, status
 from tests.e2e.stack import Stack
 from tests.fixtures.models import make_rand_model, reference_generate
 
@@ -93,7 +93,7 @@ async def check_preemption(truth: Truth, prompts: list[Ids], answers: list[list[
     longest = max(blocks_of(len(prompt) + truth.tokens) for prompt in prompts)
     requests = [greedy(prompt, truth.tokens) for prompt in prompts]
     async with Stack(truth.model, kv_blocks=int(2.5 * longest), scheduler={"lookahead_tokens": LOOKAHEAD}) as stack:
-        assert await ids_of(stack.gateway, requests) == answers
+        assert await at_once(stack, len(requests), ids_of(stack.gateway, requests)) == answers
         # The same once more with seeds, against a run alone.
         draws = [seeded(prompt, truth.tokens, 40 + i, choice_count=1) for i, prompt in enumerate(prompts)]
         together = await ids_of(stack.gateway, draws)

@@ -14,13 +14,13 @@ from tests.e2e.stack import Stack
 from tests.fixtures.models import make_rand_model
 
 STREAMS = 16
-TOKENS = 260
+TOKENS = 900  # several seconds, while kvmanagers come and go
 EPOCH_OPENED = "epoch opened"
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_rand_model(tmp_path_factory.mktemp("rand"), seed=71)
+    return make_rand_model(tmp_path_factory.mktemp("rand"), seed=71, context_length=2048)
 
 
 def requests() -> list[gateway_pb2.GenerationInput]:
@@ -60,7 +60,9 @@ async def test_sixteen_streams_run_on(model: Path) -> None:
             await asyncio.to_thread(stack.start, "kvmanager")
             await asyncio.to_thread(stack.wait_ready, "kvmanager")
             await asyncio.sleep(0.3)
-        assert await leased_blocks(stack.gateway) > 0
+        while not await leased_blocks(stack.gateway):  # until they are stated to the new one
+            assert not all(stream.done() for stream in streams), "they ended without blocks"
+            await asyncio.sleep(0.01)
         stormy = await asyncio.gather(*streams)
         assert stormy == calm
         assert stack.log("executor").count(EPOCH_OPENED) == epochs, "sequences were computed anew"

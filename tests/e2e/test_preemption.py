@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
-from tests.e2e.requests import all_blocks_back, channel, greedy, status
+from tests.e2e.requests import all_blocks_back, at_once, channel, greedy, status
 from tests.e2e.stack import Stack
 from tests.fixtures.models import make_rand_model
 
@@ -90,7 +90,11 @@ async def test_answers_are_the_same_through_heavy_preemption(tmp_path: Path, has
         channel(stack.gateway) as wire,
     ):
         stub = gateway_pb2_grpc.InferenceServiceStub(wire)
-        crowd = await asyncio.gather(*(hear(stub, request) for request in wanted))
+
+        async def together() -> list[Heard]:
+            return await asyncio.gather(*(hear(stub, request) for request in wanted))
+
+        crowd = await at_once(stack, len(wanted), together())
         preemptions = (await status(stack.gateway)).scheduler.preemption_count
         await all_blocks_back(stack.gateway)
         alone = [await hear(stub, request) for request in wanted]

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
-from tests.e2e.requests import Ids, all_blocks_back, channel, collect, greedy, ids_of, status
+from tests.e2e.requests import Ids, all_blocks_back, at_once, channel, collect, greedy, ids_of, status
 from tests.e2e.stack import Stack
 from tests.fixtures.models import make_rand_model, reference_generate, reference_logits
 from tests.fixtures.vocabularies import END_OF_TURN_ID, EOS_ID
@@ -262,9 +262,13 @@ async def test_penalties_count_on_through_preemption(served: Served) -> None:
             scores = [(s.token_id, s.rank, round(s.logprob, 3)) for s in [*whole.prompt_logprobs, *choice.logprobs]]
             return [list(choice.token_ids), scores]
 
+        async def together() -> list[list[Any]]:
+            return await asyncio.gather(*map(answer, requests))
+
         lone = [await answer(request) for request in requests]
         before = (await status(served.stack.gateway)).scheduler.preemption_count
-        assert await asyncio.gather(*map(answer, requests)) == lone
+        crowd = await at_once(served.stack, len(requests), together())
+        assert crowd == lone
     assert (await status(served.stack.gateway)).scheduler.preemption_count > before, "nothing was preempted"
     await all_blocks_back(served.stack.gateway)
 

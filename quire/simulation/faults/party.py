@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ ROUNDING = 1e-9
 """Seconds: no timer rings before its time, whatever sums of clocks round to."""
 
 
-class Party:
+class Party(ABC):
     """What runs on one event loop. Everything that happens to it passes through `run`."""
 
     def __init__(self, timeline: Timeline, name: str) -> None:
@@ -38,9 +39,9 @@ class Party:
         self.alive = True
         self.start()
 
+    @abstractmethod
     def start(self) -> None:
         """What a new process does first."""
-        raise NotImplementedError
 
     def die(self) -> None:
         """Everything that it knew and was about to do is gone."""
@@ -58,7 +59,7 @@ class Party:
         action(*args)
         self.settled()
 
-    def settled(self) -> None:
+    def settled(self) -> None:  # noqa: B027 - most parties have nothing to do
         """Called after everything that happened to it."""
 
     def after(self, seconds: float, action: Action, *args: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -27,9 +28,9 @@ class Reporter(Party):
     core: StepCore
     description: types_pb2.ExecutorDescription
 
+    @abstractmethod
     def between_steps(self, command: Callable[[], None]) -> None:
         """Does something on the step thread."""
-        raise NotImplementedError
 
 
 class ReportLink:
