@@ -8,16 +8,17 @@ are in the order of Hugging Face Llama, where a rotary pair is (i, i + head_size
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.common.errors import QuireError, Reason
 from services.executor.models.spec import ModelSpec
+from services.executor.quant.matrix import QuantizedFormat, QuantizedMatrix
 
 Bytes = NDArray[np.uint8]
 Shape = tuple[int, ...]
@@ -34,6 +35,30 @@ class StoredTensor:
     shape: Shape
     format: str  # a key of PLAIN_FORMATS, or a ggml type such as Q4_1
     data: Bytes  # [rows, bytes per row]; a vector is one row
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """How a checkpoint wants the inputs of a matrix rounded before they are multiplied."""
+
+    kind: Literal["int8", "fp8"]
+    per: Literal["token", "tensor", "group"]
+    scale: float | None = None  # fixed beforehand; None: of the inputs themselves
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensor:
+    """A matrix in a quantized form, whose rows are unpacked when they are read."""
+
+    name: str
+    shape: Shape  # [N, K]
+    format: QuantizedFormat
+    read: Callable[[int, int], QuantizedMatrix]  # rows from..to; any number of threads at a time
+    activations: Activations | None = None  # None: as they are
+
+
+Tensor = StoredTensor | QuantizedTensor
+Format = str | QuantizedFormat
 
 
 class Checkpoint(Protocol):
