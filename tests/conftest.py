@@ -12,10 +12,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from grpc.aio import init_grpc_aio
 
 from services.executor.openmp import yield_soon
 
 yield_soon()  # before any test imports torch
+# Held for the whole run. Else it ends with its last object, wherever the garbage collector happens to find that, and
+# waits there for calls that a test left behind in a loop that is closed.
+init_grpc_aio()
 ALLOWED = Path(__file__).with_name("allowed_skips.txt")
 
 

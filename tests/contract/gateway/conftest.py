@@ -53,7 +53,7 @@ async def running(folder: Path, scheduler: FakeScheduler, **settings: Any) -> As
     await engine.stop()
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)

@@ -124,7 +124,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def heard(self, what: list[Any], count: int = 1) -> Any:
         """Waits until `what` (one of the lists) has that many entries; returns the last."""
         async with self._heard:
-            await asyncio.wait_for(self._heard.wait_for(lambda: len(what) >= count), 10)
+            await asyncio.wait_for(self._heard.wait_for(lambda: len(what) >= count), 30)
         return what[count - 1]
 
     async def started(self, submit: scheduler_pb2.Submit, cached: int = 0) -> None:
