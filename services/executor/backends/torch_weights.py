@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.executor.models.dequantize import pieces
 from services.executor.models.spec import ModelSpec
-from services.executor.models.weights import Checkpoint, expected_shapes, load_failed
+from services.executor.models.weights import Checkpoint, StoredTensor, expected_shapes, load_failed
 
 _SAME_FORMAT = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 
@@ -98,8 +98,8 @@ class _Loader:
 
     def _fill(self, name: str, out: Tensor) -> None:
         tensor = self._checkpoint.tensor(name)
-        flat = out.view(len(tensor.data), tensor.shape[-1])
-        if tensor.format == _SAME_FORMAT[out.dtype]:
+        flat = out.view(-1, tensor.shape[-1])
+        if isinstance(tensor, StoredTensor) and tensor.format == _SAME_FORMAT[out.dtype]:
             # Copied rather than mapped: a file changed or truncated under a mapping kills the process.
             bytes_ = flat.view(torch.uint8)
             bytes_.numpy()[...] = tensor.data

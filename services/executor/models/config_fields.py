@@ -156,12 +156,19 @@ def _dtype(top: Mapping[str, Any], config: Mapping[str, Any], notes: list[str]) 
 def _quantized_dtype(quantization: Any) -> str | None:
     if not isinstance(quantization, dict):
         return None
-    bits: Any = quantization.get("bits") or {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4}.get(
-        str(quantization.get("quant_method"))
-    )
+    bits: Any = quantization.get("bits") or quantization.get("w_bit") or _group_bits(quantization)
+    bits = bits or {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4}.get(str(quantization.get("quant_method")))
     if quantization.get("load_in_4bit") or quantization.get("load_in_8bit"):
         bits = 4 if quantization.get("load_in_4bit") else 8
-    return {4: "q4_1", 8: "q8_0"}.get(bits) if isinstance(bits, int) else None
+    return {2: "q4_1", 3: "q4_1", 4: "q4_1", 8: "q8_0"}.get(bits) if isinstance(bits, int) else None
+
+
+def _group_bits(quantization: Mapping[str, Any]) -> Any:
+    """Of the first group of layers that compressed-tensors describes."""
+    groups = quantization.get("config_groups")
+    group = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    weights = group.get("weights") if isinstance(group, dict) else None
+    return weights.get("num_bits") if isinstance(weights, dict) else None
 
 
 def _needed(config: Mapping[str, Any], names: tuple[str, ...]) -> int:

@@ -1,29 +1,36 @@
-"""Stored bytes to fp32, in pieces that stay in cache."""
+"""Stored tensors to fp32, in pieces that stay in cache."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.executor.models.weights import Bytes, StoredTensor, load_failed
+from services.executor.models.weights import Bytes, QuantizedTensor, Tensor, load_failed
 
 Float32 = NDArray[np.float32]
 _PIECE_VALUES = 1 << 16
+_PIECE_ROWS = 32  # of quantized matrices, whose rows may lie beside each other in one word
 
 
-def to_float32(tensor: StoredTensor) -> Float32:
+def to_float32(tensor: Tensor) -> Float32:
     """The whole tensor as fp32."""
-    out = np.empty((len(tensor.data), tensor.shape[-1]), np.float32)
+    out = np.empty((math.prod(tensor.shape[:-1]), tensor.shape[-1]), np.float32)
     for start, piece in pieces(tensor):
         out[start : start + len(piece)] = piece
     return out.reshape(tensor.shape)
 
 
-def pieces(tensor: StoredTensor) -> Iterator[tuple[int, Float32]]:
+def pieces(tensor: Tensor) -> Iterator[tuple[int, Float32]]:
     """Groups of rows as fp32 [rows, columns], each with its first row's index; a vector is one row."""
-    rows, columns = len(tensor.data), tensor.shape[-1]
+    rows, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]
+    if isinstance(tensor, QuantizedTensor):
+        step = max(1, _PIECE_VALUES // (columns * _PIECE_ROWS)) * _PIECE_ROWS
+        for start in range(0, rows, step):
+            yield start, tensor.read(start, min(start + step, rows)).dequantize()
+        return
     step = max(1, _PIECE_VALUES // columns)
     for start in range(0, rows, step):
         data = np.ascontiguousarray(tensor.data[start : start + step])

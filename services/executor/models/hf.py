@@ -1,17 +1,34 @@
-"""Opens a Hugging Face folder: config.json and safetensors, single or sharded. Llama, Mistral and Qwen2."""
+"""Opens a Hugging Face folder: config.json and safetensors, single or sharded. Llama, Mistral and Qwen2.
+
+Matrices are plain, or quantized as `services.executor.quant` reads them.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from services.executor.models.safetensors_file import SafetensorsFile
 from services.executor.models.spec import ModelSpec, RopeScaling
-from services.executor.models.weights import Shape, StoredTensor, check_shapes, check_spec, load_failed
+from services.executor.models.weights import (
+    PLAIN_FORMATS,
+    Format,
+    QuantizedTensor,
+    Shape,
+    StoredTensor,
+    Tensor,
+    check_shapes,
+    check_spec,
+    expected_shapes,
+    load_failed,
+)
+from services.executor.quant.parts import StoredLayer
+from services.executor.quant.registry import LABEL_FILES, find_scheme, label_in
+from services.executor.quant.scheme import Label
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
@@ -23,6 +40,10 @@ _LAYER = {
     **{f"mlp.{part}_proj": part for part in ("gate", "up", "down")},
 }
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_NO_WEIGHTS = re.compile(r".*(rotary_emb\.inv_freq|self_attn\.[qkv]_scale|\.[qkv]_proj\.(output|[qkv])_scale)")
+"""Buffers, and scales of keys and values for caches in FP8."""
+
+_Place = tuple[SafetensorsFile, str]
 
 
 def canonical_name(name: str) -> str | None:
@@ -32,7 +53,16 @@ def canonical_name(name: str) -> str | None:
     match = _LAYER_NAME.fullmatch(name)
     if match and match[2] in _LAYER:
         return f"layers.{int(match[1])}.{_LAYER[match[2]]}" + ("_bias" if match[3] == "bias" else "")
-    return None if name.endswith("rotary_emb.inv_freq") else name
+    return None if _NO_WEIGHTS.fullmatch(name) else name
+
+
+def matrix_part(name: str) -> tuple[str, str] | None:
+    """Canonical matrix and part, for names of what quantized matrices consist of beside weight and bias."""
+    module, _, part = name.rpartition(".")
+    matrix = canonical_name(f"{module}.weight")
+    if part in ("weight", "bias") or matrix is None or matrix == f"{module}.weight":
+        return None
+    return matrix, part
 
 
 class HfCheckpoint:
@@ -41,16 +71,11 @@ class HfCheckpoint:
     def __init__(self, folder: Path) -> None:
         config = _read_json(folder / "config.json")
         generation = folder / "generation_config.json"
-        self._files = [SafetensorsFile(path) for path in _weight_files(folder)]
-        self._places: dict[str, tuple[SafetensorsFile, str]] = {}
-        for file in self._files:
-            for name in file.entries:
-                canonical = canonical_name(name)
-                if canonical is None:
-                    continue
-                if canonical in self._places:
-                    raise load_failed(f"{folder}: tensor {name} occurs twice")
-                self._places[canonical] = (file, name)
+        weights = [SafetensorsFile(path) for path in _weight_files(folder)]
+        label_file, label = _find_label(folder, config)
+        # What is stored means something else under another label.
+        self._files = [file.path for file in weights] + ([] if label is None else [label_file])
+        self._places, parts = _sort_names(folder, weights)
         spec = spec_from_config(config, _read_json(generation) if generation.exists() else {})
         # Biases are what the file holds: older configs of Qwen2 do not mention theirs.
         has = self._places.keys()
@@ -62,21 +87,84 @@ class HfCheckpoint:
                 mlp_bias="layers.0.gate_bias" in has,
             )
         )
+        self._quantized = self._open_quantized(parts, label)
         check_shapes(self)
 
     def shapes(self) -> Mapping[str, Shape]:
-        return {name: file.entries[stored][1] for name, (file, stored) in self._places.items()}
+        plain = {name: file.entries[stored][1] for name, (file, stored) in self._places.items()}
+        return plain | {name: tensor.shape for name, tensor in self._quantized.items()}
 
-    def formats(self) -> Mapping[str, str]:
-        return {name: file.entries[stored][0] for name, (file, stored) in self._places.items()}
+    def formats(self) -> Mapping[str, Format]:
+        plain = {name: file.entries[stored][0] for name, (file, stored) in self._places.items()}
+        return {**plain, **{name: tensor.format for name, tensor in self._quantized.items()}}
 
-    def tensor(self, name: str) -> StoredTensor:
+    def tensor(self, name: str) -> Tensor:
+        if name in self._quantized:
+            return self._quantized[name]
         file, stored = self._places[name]
         format_, shape, data = file.read(stored)
         return StoredTensor(name, shape, format_, data)
 
     def files(self) -> list[Path]:
-        return [file.path for file in self._files]
+        return self._files
+
+    def _open_quantized(self, parts: dict[str, dict[str, _Place]], label: Label | None) -> dict[str, QuantizedTensor]:
+        """Every matrix that is not plain, checked. Takes weights that belong to such from the plain tensors."""
+        expected = expected_shapes(self.spec)
+        for name, (file, stored) in list(self._places.items()):
+            is_matrix = len(expected.get(name, ())) == 2
+            if is_matrix and (name in parts or file.entries[stored][0] not in PLAIN_FORMATS):
+                parts.setdefault(name, {})["weight"] = self._places.pop(name)
+        if self.spec.tied_embeddings:
+            parts.pop("head", None)
+        if label is None and parts:
+            name, found = next(iter(parts.items()))
+            raise load_failed(
+                f"tensor {name} is stored as {', '.join(sorted(found))}, but no quantization_config says how"
+            )
+        if label is None:
+            return {}
+        scheme = find_scheme(label)
+        if not parts:
+            raise load_failed(f"quantization_config says {label.get('quant_method')}, but no matrix is stored so")
+        return {name: scheme.open(_stored_layer(name, expected.get(name), found)) for name, found in parts.items()}
+
+
+def _find_label(folder: Path, config: Mapping[str, Any]) -> tuple[Path, Label | None]:
+    """What says how the checkpoint is quantized, and the file that holds it; None where it is plain."""
+    label = label_in(config)
+    if label is None:
+        for name, method in LABEL_FILES.items():
+            if (folder / name).is_file():
+                return folder / name, {"quant_method": method, **_read_json(folder / name)}
+    return folder / "config.json", label
+
+
+def _sort_names(
+    folder: Path, files: Sequence[SafetensorsFile]
+) -> tuple[dict[str, _Place], dict[str, dict[str, _Place]]]:
+    """Where tensors are by canonical name, and where the parts of quantized matrices are."""
+    places: dict[str, _Place] = {}
+    parts: dict[str, dict[str, _Place]] = {}
+    for file in files:
+        for name in file.entries:
+            canonical = canonical_name(name)
+            if canonical is None:
+                continue
+            found = matrix_part(name)
+            kept, key = (places, canonical) if found is None else (parts.setdefault(found[0], {}), found[1])
+            if key in kept:
+                raise load_failed(f"{folder}: tensor {name} occurs twice")
+            kept[key] = (file, name)
+    return places, parts
+
+
+def _stored_layer(name: str, shape: Shape | None, places: Mapping[str, _Place]) -> StoredLayer:
+    parts = {part: file.part(stored) for part, (file, stored) in places.items()}
+    module = next(iter(places.values()))[1].rpartition(".")[0]
+    if shape is None or len(shape) != 2:
+        raise load_failed(f"tensor {name} is stored as {', '.join(sorted(parts))}, but is no matrix of this model")
+    return StoredLayer(name, module, (shape[0], shape[1]), parts)
 
 
 def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelSpec:
@@ -110,8 +198,6 @@ def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any]) -
 def _refuse_unsupported(config: Mapping[str, Any]) -> None:
     if config.get("hidden_act", "silu") != "silu":
         raise load_failed(f"activation {config['hidden_act']} is not supported; only silu is")
-    if config.get("quantization_config"):
-        raise load_failed("quantized Hugging Face checkpoints are not supported")
     if float(config.get("partial_rotary_factor") or 1.0) != 1.0:
         raise load_failed("partial_rotary_factor is not supported")
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
@@ -161,7 +247,7 @@ def _number(config: Mapping[str, Any], key: str) -> int:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise load_failed(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise load_failed(f"{path}: expected an object")

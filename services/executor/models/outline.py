@@ -93,11 +93,11 @@ def _stored_beside(path: Path, dtype: str | None, parameters: ParameterCount, is
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise load_failed(f"{index}: no index of weights: {error!r}") from error
     if shards and all(shard.is_file() for shard in shards):
-        return _of_shards(shards, dtype)
+        return _of_shards(shards, dtype, parameters, is_supported)
     return Weights(parameters, is_supported, dtype, total, _INDEX) if isinstance(total, int) else None
 
 
-def _of_shards(shards: list[Path], dtype: str | None) -> Weights:
+def _of_shards(shards: list[Path], dtype: str | None, parameters: ParameterCount, is_supported: bool) -> Weights:
     formats: Counter[str] = Counter()
     matrices = vectors = 0
     for shard in shards:
@@ -106,11 +106,11 @@ def _of_shards(shards: list[Path], dtype: str | None) -> Weights:
                 formats[format_] += end - begin
                 matrices, vectors = _add(matrices, vectors, shape)
     names = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+    source = "the files' headers"
+    if not formats.keys() <= names.keys():  # quantized: words hold several weights, and scales are none
+        return Weights(parameters, is_supported, dtype, formats.total(), source)
     most = formats.most_common(1)[0][0] if formats else ""
-    is_plain = formats.keys() <= names.keys()
-    return Weights(
-        ParameterCount(matrices, vectors), is_plain, names.get(most, dtype), formats.total(), "the files' headers"
-    )
+    return Weights(ParameterCount(matrices, vectors), True, names.get(most, dtype), formats.total(), source)
 
 
 def _of_gguf(path: Path) -> Outline:

@@ -44,6 +44,7 @@ class Activations:
     kind: Literal["int8", "fp8"]
     per: Literal["token", "tensor", "group"]
     scale: float | None = None  # fixed beforehand; None: of the inputs themselves
+    is_symmetric: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +71,16 @@ class Checkpoint(Protocol):
         """Every known tensor with its shape."""
         ...
 
-    def formats(self) -> Mapping[str, str]:
-        """The format of every known tensor, as StoredTensor gives it; reads no tensor."""
+    def formats(self) -> Mapping[str, Format]:
+        """The format of every known tensor, as `tensor` gives it; reads no tensor."""
         ...
 
-    def tensor(self, name: str) -> StoredTensor:
+    def tensor(self, name: str) -> Tensor:
         """The named tensor."""
         ...
 
     def files(self) -> Sequence[Path]:
-        """The files that hold the weights, in a fixed order."""
+        """The files that hold the weights and say what they mean, in a fixed order."""
         ...
 
 

@@ -84,14 +84,15 @@ class GroupedMatrix:
         """All values, fp32 [N, K]. Of a large matrix, take some rows first."""
         out = self.codes.astype(np.float32)
         rows, columns = self.shape
-        if self.group_index is None and columns % self.group_size == 0:
-            groups = out.reshape(rows, -1, self.group_size)
-            groups -= self.zeros[..., None]
-            groups *= self.scales[..., None]
-        else:
-            index = self.column_groups()
-            out -= self.zeros[:, index]
-            out *= self.scales[:, index]
+        with np.errstate(invalid="ignore"):  # scales that are not finite: who uses the values looks for them
+            if self.group_index is None and columns % self.group_size == 0:
+                groups = out.reshape(rows, -1, self.group_size)
+                groups -= self.zeros[..., None]
+                groups *= self.scales[..., None]
+            else:
+                index = self.column_groups()
+                out -= self.zeros[:, index]
+                out *= self.scales[:, index]
         return out
 
     def column_groups(self) -> Int32:
@@ -186,6 +187,20 @@ def fp8_values() -> Float32:
     values = np.where(codes < 128, magnitude, -magnitude).astype(np.float32)
     values.flags.writeable = False
     return values
+
+
+def fp8_codes(values: Float32) -> UInt8:
+    """The nearest numbers of e4m3 [...], ties to even; what lies beyond the largest becomes it, NaN stays."""
+    magnitude = np.minimum(np.abs(values), np.float32(FP8_MAX))
+    bits = magnitude.view(np.uint32)
+    # fp32 with 20 bits of mantissa rounded away, and the bias of its exponent 120 lower.
+    normal = ((bits + np.uint32(0x7FFFF) + (bits >> np.uint32(20) & np.uint32(1))) >> np.uint32(20)) - np.uint32(960)
+    with np.errstate(invalid="ignore"):
+        tiny = np.rint(magnitude * np.float32(512)).astype(np.uint32)  # steps of 2 ** -9 below 2 ** -6
+    finite = np.where(magnitude < np.float32(2**-6), tiny, normal)
+    codes: UInt8 = np.where(np.isnan(values), np.uint32(127), finite).astype(np.uint8)
+    codes |= np.signbit(values).astype(np.uint8) << np.uint8(7)
+    return codes
 
 
 def _all_within(index: Int32, count: int) -> bool:

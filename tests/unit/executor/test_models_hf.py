@@ -84,7 +84,7 @@ def test_rope_scaling_under_either_name(folder: Path, key: str) -> None:
         ({"architectures": None}, "architecture none"),
         ({"hidden_act": "gelu"}, "activation gelu"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling yarn"),
-        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"quantization_config": {"bits": 4}}, "quant_method none is not supported"),
         ({"sliding_window": 16}, "sliding window"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
         ({"hidden_size": 128}, r"tensor embedding has shape \[\d+, 64\], expected \[\d+, 128\]"),

@@ -1,0 +1,234 @@
+"""Checkpoints of the compressed-tensors library (`quant_method` compressed-tensors): integers of up to 8 bits, and FP8.
+
+- pack-quantized: `weight_packed` int32 [N, words of K] without gaps, `weight_scale` [N, G], `weight_zero_point` int32
+  [words of N, G] where asymmetric, `weight_g_idx` [K] with act-order, `weight_shape` [2]
+- int-quantized and naive-quantized: `weight` int8 [N, K], `weight_scale`, `weight_zero_point` int8
+- float-quantized and naive-quantized: `weight` e4m3 [N, K], `weight_scale`
+
+Integers are signed; packed ones have 2 ** (bits - 1) added, which is just how neutral forms hold them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from services.executor.models.weights import Activations, QuantizedTensor, load_failed
+from services.executor.quant.bits import unpack_bits, unpack_window, word_count
+from services.executor.quant.fp8 import block_size, fixed_scale, open_fp8
+from services.executor.quant.groups import group_count, group_index, group_width
+from services.executor.quant.matrix import GroupedFormat, GroupedMatrix, Int16, UInt8
+from services.executor.quant.parts import FLOATS, Part, StoredLayer
+from services.executor.quant.scheme import Label, choice, flag, integer
+
+FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+_COMMON = ("weight_scale", "weight_zero_point", "weight_g_idx", "input_scale", "input_zero_point")
+PACKED_PARTS = frozenset((*_COMMON, "weight_packed", "weight_shape"))
+PLAIN_PARTS = frozenset((*_COMMON, "weight"))
+
+_KINDS: Mapping[str, Literal["int8", "fp8"]] = {"int": "int8", "float": "fp8"}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSettings:
+    """How the weights of a group of layers are quantized."""
+
+    kind: str  # int or float
+    bits: int
+    strategy: str
+    group_size: int  # -1 but for groups
+    block: tuple[int, int] | None
+    is_symmetric: bool
+    is_ordered: bool
+
+    @classmethod
+    def of(cls, label: Label) -> WeightSettings:
+        kind = choice(label, "type", ("int", "float"), "int")
+        bits = integer(label, "num_bits", choices=(2, 3, 4, 8) if kind == "int" else (8,))
+        size = label.get("group_size")
+        default = "tensor" if size is None else "group" if size != -1 else "channel"
+        strategy = choice(label, "strategy", ("tensor", "channel", "group", "block"), default)
+        block = block_size(label.get("block_structure"))
+        if (strategy == "block") != (block is not None) or (block is not None and kind == "int"):
+            raise load_failed(f"quantization_config: strategy {strategy} with block_structure {block} for {kind}")
+        return cls(
+            kind=kind,
+            bits=bits,
+            strategy=strategy,
+            group_size=integer(label, "group_size") if strategy == "group" else -1,
+            block=block,
+            is_symmetric=flag(label, "symmetric") is not False,
+            is_ordered=label.get("actorder") in (True, "group", "dynamic"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Some layers and how they are quantized."""
+
+    targets: tuple[str, ...]
+    weights: WeightSettings
+    inputs: Label | None
+
+    @classmethod
+    def of(cls, label: Label) -> _Group:
+        weights, inputs, targets = label.get("weights"), label.get("input_activations"), label.get("targets")
+        if not isinstance(weights, dict) or not isinstance(targets, list) or not isinstance(inputs, dict | None):
+            raise load_failed("quantization_config: config_groups: expected targets, weights and input_activations")
+        if label.get("output_activations"):
+            raise load_failed("quantization_config: output_activations are not supported")
+        return cls(tuple(map(str, targets)), WeightSettings.of(weights), inputs)
+
+
+class CompressedTensorsScheme:
+    """All matrices of a checkpoint; each belongs to the group whose targets name it most closely."""
+
+    def __init__(self, label: Label) -> None:
+        choice(label, "format", FORMATS, "naive-quantized")
+        sparse = label.get("sparsity_config") or {}
+        if sparse and sparse.get("format", "dense") != "dense":
+            raise load_failed(f"quantization_config: sparse format {sparse['format']} is not supported")
+        groups = label.get("config_groups")
+        if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+            raise load_failed(f"quantization_config: config_groups is {groups!r}, expected groups of layers")
+        for group in groups.values():
+            choice(group, "format", FORMATS, "mixed-precision")
+        self._groups = [_Group.of(group) for group in groups.values()]
+        self._ignored = tuple(map(str, label.get("ignore") or ()))
+
+    def open(self, layer: StoredLayer) -> QuantizedTensor:
+        group = self._group(layer)
+        weights = group.weights
+        is_packed = "weight_packed" in layer.parts
+        layer.check_parts(PACKED_PARTS if is_packed else PLAIN_PARTS)
+        activations = None if group.inputs is None else _activations(layer, group.inputs)
+        if weights.kind == "float":
+            return open_fp8(layer, "weight_scale", _block(layer.shape, weights), activations)
+        return _open_packed(layer, weights, activations) if is_packed else _open_bytes(layer, weights, activations)
+
+    def _group(self, layer: StoredLayer) -> _Group:
+        """By the exact name, a pattern, or the class Linear, which all matrices here are."""
+        if any(_distance(target, layer.module) < _CLASS for target in self._ignored):
+            raise layer.refused("is stored quantized, but the label tells to ignore it")
+        near = [
+            min((_distance(target, layer.module) for target in group.targets), default=_NOT) for group in self._groups
+        ]
+        if min(near, default=_NOT) == _NOT:
+            raise layer.refused("is stored quantized, but no group of the label names it")
+        return self._groups[near.index(min(near))]
+
+
+_NAME, _PATTERN, _CLASS, _NOT = range(4)
+
+
+def _distance(target: str, module: str) -> int:
+    """How closely a target names a module."""
+    if target.startswith("re:"):
+        try:
+            return _PATTERN if re.match(target[3:], module) else _NOT
+        except re.error as error:
+            raise load_failed(f"quantization_config: pattern {target!r}: {error}") from error
+    return _NAME if target == module else _CLASS if target == "Linear" else _NOT
+
+
+def _activations(layer: StoredLayer, label: Label) -> Activations:
+    kind = _KINDS[choice(label, "type", ("int", "float"), "int")]
+    integer(label, "num_bits", choices=(8,))
+    per: Literal["token", "tensor", "group"] = choice(label, "strategy", ("token", "tensor", "group"), "tensor")
+    is_symmetric = flag(label, "symmetric") is not False
+    scale = None if label.get("dynamic") else fixed_scale(layer)
+    return Activations(kind, per, scale, is_symmetric)
+
+
+def _block(shape: tuple[int, int], weights: WeightSettings) -> tuple[int, int]:
+    rows, columns = shape
+    match weights.strategy:
+        case "tensor":
+            return rows, columns
+        case "channel":
+            return 1, columns
+        case "group":
+            return 1, weights.group_size
+    assert weights.block is not None
+    return weights.block
+
+
+def _scales(layer: StoredLayer, weights: WeightSettings, groups: int) -> Part:
+    rows = layer.shape[0]
+    if weights.strategy == "tensor":
+        return layer.part("weight_scale", FLOATS, (), (1,), (1, 1))
+    return layer.part("weight_scale", FLOATS, (rows, groups), *([(rows,)] if groups == 1 else []))
+
+
+def _open_packed(layer: StoredLayer, weights: WeightSettings, activations: Activations | None) -> QuantizedTensor:
+    rows, columns = layer.shape
+    words = layer.part("weight_packed", ("I32",), (rows, word_count(columns, weights.bits))).array().view(np.uint32)
+    shape = layer.part("weight_shape", ("I64", "I32"), (2,)).array()
+    if tuple(shape) != layer.shape:
+        raise layer.refused(f"weight_shape is {shape.tolist()}")
+
+    def codes(start: int, stop: int) -> UInt8:
+        return unpack_bits(words[start:stop], weights.bits, columns)
+
+    return _grouped(layer, weights, activations, codes)
+
+
+def _open_bytes(layer: StoredLayer, weights: WeightSettings, activations: Activations | None) -> QuantizedTensor:
+    stored = layer.part("weight", ("I8",), layer.shape).array()
+    middle = 1 << (weights.bits - 1)
+
+    def codes(start: int, stop: int) -> UInt8:
+        values = stored[start:stop]
+        if weights.bits < 8 and (values.min() < -middle or values.max() >= middle):
+            raise layer.refused(f"weight holds {values.min()} to {values.max()}, which are no {weights.bits} bits")
+        return values.view(np.uint8) + np.uint8(middle)
+
+    return _grouped(layer, weights, activations, codes)
+
+
+def _grouped(
+    layer: StoredLayer,
+    weights: WeightSettings,
+    activations: Activations | None,
+    codes: Callable[[int, int], UInt8],
+) -> QuantizedTensor:
+    """What packed and plain integers share: scales, zero points and groups."""
+    rows, columns = layer.shape
+    width = group_width(layer, weights.group_size)
+    groups = group_count(columns, width)
+    scales = _scales(layer, weights, groups).floats().reshape(-1, groups)
+    zeros = _zeros(layer, weights, groups)
+    stated = layer.parts.get("weight_g_idx")
+    index = None
+    if weights.is_ordered or (stated is not None and (stated.array() >= 0).any()):  # -1: never filled
+        index = group_index(layer, "weight_g_idx", width, is_needed=weights.is_ordered)
+
+    def read(start: int, stop: int) -> GroupedMatrix:
+        def some(numbers: Any) -> Any:
+            return np.broadcast_to(numbers, (rows, groups))[start:stop]
+
+        return GroupedMatrix(weights.bits, codes(start, stop), some(scales), some(zeros), width, index)
+
+    is_symmetric = bool((zeros == 1 << (weights.bits - 1)).all())
+    format_ = GroupedFormat(weights.bits, width, is_symmetric, index is not None)
+    return QuantizedTensor(layer.name, layer.shape, format_, read, activations)
+
+
+def _zeros(layer: StoredLayer, weights: WeightSettings, groups: int) -> Int16:
+    """[N, G], or [1, 1] for all."""
+    rows, middle = layer.shape[0], np.int16(1 << (weights.bits - 1))
+    if "weight_zero_point" not in layer.parts:
+        if not weights.is_symmetric:
+            raise layer.refused("weight_zero_point is missing, but the label says asymmetric")
+        return np.full((1, 1), middle)
+    packed = (word_count(rows, weights.bits), groups)
+    single = [(), (1,), (1, 1)] if weights.strategy == "tensor" else [(rows, groups)]
+    if layer.parts["weight_zero_point"].format == "I32":
+        words = layer.part("weight_zero_point", ("I32",), packed).array().view(np.uint32)
+        return np.ascontiguousarray(unpack_window(words.T, weights.bits, 0, rows).T.astype(np.int16))
+    zeros = layer.part("weight_zero_point", ("I8",), *single).array().reshape(-1, groups)
+    return zeros.astype(np.int16) + middle
