@@ -119,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
     static = groups(requests, args.size)
     found: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as run_folder:
-        environment = os.environ | {"QUIRE_RUN_DIR": run_folder, "QUIRE_MAX_SEQUENCES": str(args.size)}
+        environment = os.environ | {"QUIRE_RUN_DIR": run_folder, "QUIRE_EXECUTOR_MAX_SEQUENCES": str(args.size)}
         with stack(args, environment):
             os.environ.update(environment)
             address = gateway_address(args)

@@ -155,15 +155,15 @@ def main(argv: Sequence[str]) -> int:
     add_stack_flags(parser)
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--output", type=int, default=32)
-    parser.add_argument("--backlog", type=int, default=24, help="requests that the light tenant keeps waiting")
+    parser.add_argument("--backlog", type=int, default=64, help="requests that the light tenant keeps waiting")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each part")
     parser.add_argument("--plot", type=Path, metavar="FILE.png")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"QUIRE_RUN_DIR": folder, "QUIRE_KEYS": str(Path(folder) / "keys.toml")}
+        environment, keys = os.environ | {"QUIRE_RUN_DIR": folder}, Path(folder) / "keys.toml"
         made = [quire("keys", "new", tenant, "--json", environment=environment) for tenant in TENANTS]
-        Path(environment["QUIRE_KEYS"]).write_text("\n".join(one["toml"] for one in made))
-        with stack(args, environment):
+        keys.write_text("\n".join(one["toml"] for one in made))
+        with stack(args, environment | {"QUIRE_API_KEY": made[0]["key"]}, "--keys", str(keys)):
             os.environ["QUIRE_RUN_DIR"] = folder
             found = asyncio.run(measure(args, gateway_address(args), [one["key"] for one in made]))
     if args.plot:

@@ -55,14 +55,14 @@ def quire(*args: str, environment: dict[str, str]) -> dict[str, Any]:
 
 
 @contextmanager
-def stack(args: argparse.Namespace, environment: dict[str, str]) -> Iterator[None]:
-    """A running stack of the given model; the user's own one where an address is given."""
+def stack(args: argparse.Namespace, environment: dict[str, str], *flags: str) -> Iterator[None]:
+    """A running stack of the given model, with these flags of `quire up`; the user's own where an address is given."""
     if args.address:
         environment["QUIRE_ADDRESS"] = args.address
         yield
         return
     command = [sys.executable, "-m", "quire.cli"]
-    subprocess.run([*command, "up", "--detach", *engine_flags(args)], env=environment, check=True)
+    subprocess.run([*command, "up", "--detach", *engine_flags(args), *flags], env=environment, check=True)
     try:
         yield
     finally:

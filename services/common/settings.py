@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -149,6 +150,8 @@ def load(cls: type[S], role: str, argv: Sequence[str]) -> S:
             print(f"quire serve {role}: --config: no such file: {file}", file=sys.stderr)
             sys.exit(2)
     prefix = f"QUIRE_{role.upper()}_"
+    for problem in unread_variables(cls.model_fields, prefix, os.environ):
+        print(f"quire serve {role}: {problem}", file=sys.stderr)
 
     class Bound(cls):  # type: ignore[valid-type, misc]
         model_config = SettingsConfigDict(env_prefix=prefix, toml_file=file)
@@ -170,6 +173,18 @@ def load(cls: type[S], role: str, argv: Sequence[str]) -> S:
     except SettingsError as error:
         print(f"quire serve {role}: {error}", file=sys.stderr)
     sys.exit(2)
+
+
+def unread_variables(fields: Container[str], prefix: str, environment: Iterable[str]) -> list[str]:
+    """What variables that nobody reads were probably meant to set. Not errors: Kubernetes makes up some of its own."""
+    problems = []
+    for name in sorted(environment):
+        own, general = name.removeprefix(prefix).lower(), name.removeprefix("QUIRE_").lower()
+        if name.startswith(prefix) and own not in fields and "_PORT" not in name and "_SERVICE_" not in name:
+            problems.append(f"{name} is ignored: there is no such setting")
+        elif name.startswith("QUIRE_") and general in fields:
+            problems.append(f"{name} is ignored: the variable of this setting is {prefix}{general.upper()}")
+    return problems
 
 
 def describe(settings: ServiceSettings) -> str:

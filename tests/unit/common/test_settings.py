@@ -57,3 +57,17 @@ def test_flags_go_before_environment_and_environment_before_file(
     monkeypatch.setenv("QUIRE_KVMANAGER_LEASE_SECONDS", "4")
     settings = load(KvManagerSettings, "kvmanager", ["--config", str(file), "--lease-seconds", "5"])
     assert (settings.lease_seconds, settings.listen, settings.log_level) == (5.0, "[::1]:7", "error")
+
+
+def test_variables_that_nobody_reads_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("QUIRE_KVMANAGER_LEASE", "QUIRE_LEASE_SECONDS", "QUIRE_KVMANAGER_PORT_50053_TCP", "QUIRE_CACHE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("QUIRE_KVMANAGER_EVENT_HISTORY", "7")
+    assert load(KvManagerSettings, "kvmanager", []).event_history == 7
+    assert capsys.readouterr().err.splitlines() == [
+        "quire serve kvmanager: QUIRE_KVMANAGER_LEASE is ignored: there is no such setting",
+        "quire serve kvmanager: QUIRE_LEASE_SECONDS is ignored: the variable of this setting is "
+        "QUIRE_KVMANAGER_LEASE_SECONDS",
+    ]
