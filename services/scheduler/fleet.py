@@ -46,7 +46,11 @@ class Fleet:
         log.info("executors changed", extra={"action": action, "executor": request.target})
 
     async def _add(self, target: str) -> None:
-        """Returns once its stream is open. One that cannot be had is not added: an address is easily mistyped."""
+        """Returns once its stream is open.
+
+        One that cannot be had is not added, for an address is easily mistyped; nor is one that the caller does not wait
+        for.
+        """
         known = self._find(target)
         if known is not None and not known.retired:
             raise QuireError(Reason.ALREADY_EXISTS, f"target: executor {target} is in use already", field="target")
@@ -55,9 +59,12 @@ class Fleet:
             return
         await self._check(target)
         executor = self._loop.add_executor(target)
-        if not await self._loop.until(lambda: executor.connected, SETTLE_SECONDS):
+        try:
+            if not await self._loop.until(lambda: executor.connected, SETTLE_SECONDS):
+                raise QuireError(Reason.EXECUTOR_LOST, f"executor {target} answers, but its stream did not open")
+        except BaseException:
             await self._loop.remove_executor(executor)
-            raise QuireError(Reason.EXECUTOR_LOST, f"executor {target} answers, but its stream did not open")
+            raise
 
     async def _check(self, target: str) -> None:
         """Whether an executor answers there, and none that is in use under another address."""

@@ -80,7 +80,18 @@ class SchedulerLoop:
         return executor
 
     async def remove_executor(self, executor: Executor) -> None:
-        """Ends an executor's stream for good; what runs there goes on elsewhere."""
+        """Ends an executor's stream for good; what runs there goes on elsewhere.
+
+        A cancellation gets through once that is done: an executor without a stream could be in use for ever.
+        """
+        removing = asyncio.create_task(self._remove(executor))
+        try:
+            await asyncio.shield(removing)
+        except asyncio.CancelledError:
+            await asyncio.wait({removing})
+            raise
+
+    async def _remove(self, executor: Executor) -> None:
         await self.executors.pop(executor.index).stop()  # before the state forgets it: nothing comes from it after that
         epochs.executor_removed(self.state, executor, time.monotonic())
         self.kick()

@@ -40,6 +40,8 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServiceServicer):
         self.world, self.target = world, target
         self.sim = SimExecutor(description)
         self.frozen = False
+        self.opens = asyncio.Event()  # what opens a stream waits for this
+        self.opens.set()
         self.step_seconds = 0.0005
         self.hellos: list[executor_pb2.RunHello] = []
         self._arrived = asyncio.Event()
@@ -75,6 +77,7 @@ class FakeExecutor(executor_pb2_grpc.ExecutorServiceServicer):
 
     async def Run(self, request_iterator: AsyncIterator[executor_pb2.RunRequest], context: Any) -> Any:
         first = await anext(request_iterator)
+        await self.opens.wait()
         self.hellos.append(first.hello)
         self._outgoing = outgoing = asyncio.Queue()
         epoch = self.sim.reset()
@@ -169,7 +172,7 @@ class GatewayEnd:
     async def send(self, **parts: Any) -> None:
         await self.call.write(scheduler_pb2.ServeRequest(**parts))
 
-    async def done(self, *handles: int, seconds: float = 10.0) -> None:
+    async def done(self, *handles: int, seconds: float = 30.0) -> None:
         await until(lambda: all(self.clients[h].done for h in handles), seconds)
 
     async def _read(self) -> None:
@@ -292,7 +295,7 @@ class World:
             await executor.stop()
 
 
-async def until(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
     """Waits until a condition holds; fails where it does not."""
     async with asyncio.timeout(seconds):
         while not holds():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,34 @@ async def test_removing_the_last_one_ends_requests_with_a_reason_in_time(world: 
     assert (end.reason, end.error.reason) == (types_pb2.FINISH_REASON_ERROR, "EXECUTOR_LOST")
     await asyncio.sleep(0)
     assert not world.server.ready
+
+
+async def test_one_whose_operator_does_not_wait_for_it_is_not_in_use(world: World) -> None:
+    """It answers, but takes its time to open a stream; the operator gives up meanwhile."""
+    await start(world, 2, 1)
+    state, here, late = world.loop.state, world.target("e0"), world.executors[1]
+    late.opens.clear()
+    adding = asyncio.create_task(manage(world, ADD, world.target("e1")))
+    await until(lambda: len(state.executors) == 2)
+    adding.cancel()
+    await until(lambda: [e.target for e in state.executors] == [here])
+    assert list(world.loop.executors) == [0]
+    late.opens.set()
+    assert list(await manage(world, ADD, world.target("e1"))) == [here, world.target("e1")]
+    gateway = await load(world, range(1, 3))
+    await finish(world, gateway, range(1, 3))
+
+
+async def test_a_removal_is_whole_even_if_its_operator_leaves(world: World) -> None:
+    await start(world, 2, 2)
+    gateway = await load(world, range(1, 7))
+    leaving = world.loop.state.executors[0]
+    removing = asyncio.create_task(world.loop.remove_executor(leaving))
+    while leaving.index in world.loop.executors:  # until it has begun
+        await asyncio.sleep(0)
+    removing.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await removing
+    assert world.loop.state.executors == [e for e in world.loop.state.executors if e is not leaving]
+    assert not leaving.running
+    await finish(world, gateway, range(1, 7))
