@@ -1,4 +1,4 @@
-"""`quire status --queue`: who waits and why, who was admitted and why, what each tenant was served."""
+"""`quire status --queue`: who waits, who was admitted, what else was decided, and why; what tenants were served."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COUNTS = ("waiting_count", "running_count", "prompt_tokens", "output_tokens")
 def queue_report(scheduler: Mapping[str, Any]) -> dict[str, Any]:
     """The queues as data, from GetSchedulerStatusResponse as `plain` gives it. Times are in seconds."""
     refusals = {one["reason"]: one["count"] for one in scheduler["refusals"]}
-    return {"models": scheduler["queues"], "refusals": refusals}
+    return {"models": scheduler["queues"], "refusals": refusals, "decisions": scheduler["decisions"]}
 
 
 def queue_text(report: Mapping[str, Any]) -> str:
@@ -22,6 +22,8 @@ def queue_text(report: Mapping[str, Any]) -> str:
     if report["refusals"]:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in report["refusals"].items())
         parts.append(f"refused: {counts}")
+    if report["decisions"]:
+        parts.append(_decisions(report["decisions"]))
     return "\n\n".join(parts)
 
 
@@ -62,6 +64,14 @@ def _admissions(admissions: Sequence[Mapping[str, Any]]) -> str:
         why = "; ".join([one["reason"], *one["placement_reasons"]])
         rows.append((_name(one), one["tenant"] or "(none)", *times, one["target"], why))
     return align(rows, right=(2, 3))
+
+
+def _decisions(decisions: Sequence[Mapping[str, Any]]) -> str:
+    rows = [("DECIDED", "REQUEST", "TENANT", "MODEL", "AGO", "WHY")]
+    for one in decisions:
+        who = (_name(one), one["tenant"] or "(none)", one["model"] or "(none)")
+        rows.append((one["what"], *who, f"{one['age_seconds']:.1f} s", one["reason"]))
+    return align(rows, right=(4,))
 
 
 def _name(sequence: Mapping[str, Any]) -> str:

@@ -19,6 +19,8 @@ def next_alarm(state: State) -> float | None:
         times.append(model.retry_at)
         times.append(model.lost_at + wait if model.lost_at is not None else None)
         times.append(model.unplaced_since + wait if model.unplaced_since is not None else None)
+    urgent = state.urgent.peek()
+    times.append(urgent[0][0] if urgent is not None else None)
     if state.kv_lost_at is not None and state.live_count:
         times.append(state.kv_lost_at + wait)
     return min((at for at in times if at is not None), default=None)

@@ -33,6 +33,10 @@ class Span(NamedTuple):
     least: int | None
     most: int | None
 
+    def __str__(self) -> str:
+        least, most = ("" if bound is None else bound for bound in (self.least, self.most))
+        return f"{self.fact}={least}..{most}"
+
     def holds(self, facts: Facts) -> bool:
         value: int = getattr(facts, self.fact)
         return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
@@ -98,14 +102,22 @@ def parse_aliases(texts: Sequence[str]) -> tuple[Alias, ...]:
     return aliases
 
 
-def pick(alias: Alias, on_offer: Callable[[str], bool], facts_of: Callable[[str], Facts]) -> str:
+class Picked(NamedTuple):
+    """The model for one request, and what spoke for it."""
+
+    model: str
+    why: str
+
+
+def pick(alias: Alias, on_offer: Callable[[str], bool], facts_of: Callable[[str], Facts]) -> Picked:
     """The model for one request. `facts_of` a model are the request's own and that model's queue."""
     rules = [rule for rule in alias.rules if on_offer(rule.model)]
     for rule in rules:
         facts = facts_of(rule.model)
         if all(condition.holds(facts) for condition in rule.conditions):
-            return rule.model
-    return rules[-1].model
+            found = (f"{getattr(facts, c.fact)} lies in {c}" for c in rule.conditions)
+            return Picked(rule.model, ", ".join(found) or "nothing speaks for one before it")
+    return Picked(rules[-1].model, "no conditions hold: it is the last on offer")
 
 
 class Offered(NamedTuple):

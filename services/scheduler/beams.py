@@ -121,22 +121,30 @@ def advance(state: State, request: Request) -> None:
         let_paths_go_on(state, request)
 
 
-def make_way(state: State, executor: Executor) -> None:
-    """Lets a path that rests give up its blocks where all that runs rests and waits for one that has no room.
+def make_way(state: State, executor: Executor, now: float) -> None:
+    """Lets a path that rests give up its blocks where nothing advances that runs, and it waits for one without room.
 
-    One at a time: it may be enough. What was computed of it counts all the same.
+    What does not rest is held by its client, who may take any time. One at a time: it may be enough. What was computed
+    of it counts all the same.
     """
     running = executor.running.values()
     if executor.leaving or executor.asked_count or not state.kv_connected:
         return
-    if not all(sequence.rests for sequence in running):
+    if not all(sequence.rests or _is_paused(sequence) for sequence in running):
         return
-    requests = {sequence.request.arrival: sequence.request for sequence in running}.values()
+    resting = [sequence for sequence in running if sequence.rests and not sequence.request.held]
+    requests = {sequence.request.arrival: sequence.request for sequence in resting}.values()
     if any(s.phase is Phase.WAITING and not s.rests for request in requests for s in request.sequences):
-        victim = max(running, key=lambda sequence: (sequence.request.arrival, sequence.choice))
+        victim = max(resting, key=lambda sequence: (sequence.request.arrival, sequence.choice))
+        state.decisions.note(now, "preempted", victim, f"paths beside it have no room on {executor.target}")
         leave(state, victim)
         requeue(state, victim)
         executor.counters.preemptions += 1
+
+
+def _is_paused(sequence: Sequence) -> bool:
+    """Whether it is held and has computed all that it was granted."""
+    return sequence.step_limit == 0 and sequence.granted_steps == 0
 
 
 def _child(parent: Sequence, path: Path, number: int) -> Sequence:

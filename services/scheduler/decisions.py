@@ -1,12 +1,17 @@
-"""Why sequences run and why they wait, in words for people."""
+"""Why sequences run, why they wait, and why they were passed over: in words for people."""
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from services.scheduler.sequence import Sequence
     from services.scheduler.state import Executor, Model, State
+
+KEPT = 32
+"""Decisions of one kind that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,39 @@ class Admission:
     target: str  # the executor
     why: str  # it was next
     placement: tuple[str, ...]  # the kvmanager's reasons
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Any other decision about a request, or about one of its sequences."""
+
+    at: float  # seconds
+    what: str  # in a word
+    request_id: str
+    choice: int
+    tenant: str
+    model: str  # as asked for
+    why: str
+
+
+class Decisions:
+    """The latest of each kind: refusals by the thousand push out no preemption."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, deque[Decision]] = defaultdict(lambda: deque(maxlen=KEPT))
+
+    def add(self, decision: Decision) -> None:
+        self._latest[decision.what].append(decision)
+
+    def note(self, now: float, what: str, sequence: Sequence, why: str) -> None:
+        """Adds one about a sequence. `now` in seconds."""
+        request = sequence.request
+        self.add(Decision(now, what, request.request_id, sequence.choice, request.tenant, request.model, why))
+
+    def latest(self) -> list[Decision]:
+        """Newest first."""
+        found = [decision for decisions in self._latest.values() for decision in decisions]
+        return sorted(found, key=lambda decision: -decision.at)
 
 
 def obstacle(state: State, name: str, model: Model) -> str:

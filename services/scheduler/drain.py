@@ -24,6 +24,8 @@ def drain(state: State, executor: Executor, now: float) -> None:
 
     The rest is looked at again with the next turn. Where nobody else has the model, all stay until the executor ends.
     """
+    if not executor.running:
+        return
     rooms = _rooms(state, executor)
     if not rooms:
         return
@@ -38,6 +40,8 @@ def drain(state: State, executor: Executor, now: float) -> None:
             continue
         room.sequences -= 1
         room.blocks -= _blocks(state, sequence, room.executor) + 1
+        here = f"{executor.target} takes no more, and it would take {lefts[stay]:.1f} s to end there"
+        state.decisions.note(now, "moved", sequence, here)
         leave(state, sequence)
         requeue(state, sequence)
 
@@ -61,7 +65,7 @@ def _rooms(state: State, executor: Executor) -> list[_Room]:
         return []  # nobody is placed anywhere just now
     rooms = []
     for other in state.serving(executor.model.name):
-        if other.takes and not other.starved:
+        if other.takes and not other.starved and other.free_sequences > 0:
             blocks = float("inf") if other.available_blocks is None else other.available_blocks - len(other.running)
             rooms.append(_Room(other, other.free_sequences, blocks))
     return rooms

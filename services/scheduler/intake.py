@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from quire.v1 import scheduler_pb2
 from services.common.errors import QuireError, Reason
 from services.scheduler.policy import Infeasible
@@ -25,22 +27,21 @@ def patience(output_tokens: int) -> float:
     return PATIENCE_SECONDS * (1 + min(1.0, output_tokens / LONG_OUTPUT_TOKENS)) / 2
 
 
-def start_by(
-    submit: scheduler_pb2.Submit,
-    arrived_at: float,
-    prefill_tokens_per_second: float,
-    patience_seconds: float = PATIENCE_SECONDS,
-) -> float:
-    """When the prompt has to start for its first token to come in time. Seconds; 0 tokens per second is unknown."""
-    rate = prefill_tokens_per_second
-    compute = len(submit.prompt_token_ids) / rate if rate > 0 else 0.0
-    stated = [ms / 1000 - compute for ms in (submit.deadline_ms, submit.target_first_token_ms) if ms]
-    return arrived_at + min([*stated, patience_seconds])
+def must_start(state: State, submit: scheduler_pb2.Submit, model: str, arrived_at: float) -> float | None:
+    """When the prompt has to start, in seconds, for its first token to come in the time that the client states.
+
+    None where it states none.
+    """
+    stated = [ms / 1000 for ms in (submit.deadline_ms, submit.target_first_token_ms) if ms]
+    if not stated:
+        return None
+    speed = max(prompt_speeds(state, model), default=math.inf)
+    return arrived_at + min(stated) - len(submit.prompt_token_ids) / speed
 
 
-def prefill_rate(state: State, model: str) -> float:
-    """Prompt tokens per second of all executors that have the model; 0 where it is unknown."""
-    return sum(e.description.prefill_tokens_per_second for e in state.serving(model) if e.description is not None)
+def prompt_speeds(state: State, model: str) -> list[float]:
+    """Tokens of prefill per second of each executor that takes sequences of a model, as its steps say."""
+    return [executor.step_time.prompt_speed for executor in state.serving(model) if executor.takes]
 
 
 def check_room(state: State, submit: scheduler_pb2.Submit) -> None:
@@ -69,15 +70,16 @@ def check_deadline(state: State, model: Model, request: Request, now: float) -> 
     """
     if state.limits.infeasible is not Infeasible.REFUSE or request.deadline_at is None:
         return
-    rate = prefill_rate(state, request.model)
-    if rate <= 0:
+    speeds = prompt_speeds(state, request.model)
+    if not speeds:
         return
     ahead = model.queue.tokens_ahead(request, request.prompt_length, now)
     for executor in state.serving(request.model):
         ahead += sum(len(s.token_ids) - s.computed_length for s in executor.prefilling.values())
     for asked in state.asked.values():
         ahead += len(asked.sequence.token_ids) if asked.model is model and asked.sequence is not None else 0
-    seconds, left = (ahead + request.prompt_length) / rate, request.deadline_at - now
+    rate = sum(speeds)
+    seconds, left = ahead / rate + request.prompt_length / max(speeds), request.deadline_at - now
     if seconds > left:
         raise QuireError(
             Reason.DEADLINE,

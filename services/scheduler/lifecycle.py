@@ -52,7 +52,7 @@ def place(
     sequence.computed_length = sequence.projected_length = granted.cached_tokens
     sequence.note_reported(executor.block_size)
     sequence.answered_at = now
-    executor.running[stay] = executor.entering[stay] = executor.prefilling[stay] = sequence
+    state.running[stay] = executor.running[stay] = executor.entering[stay] = executor.prefilling[stay] = sequence
     executor.copies.extend(granted.copies)
     if request.beams is not None:
         let_paths_go_on(state, request)
@@ -132,7 +132,7 @@ def _detach(state: State, sequence: Sequence) -> tuple[Executor, int]:
     assert executor is not None
     state.touched[executor] = None
     state.may_admit = True
-    del executor.running[stay]
+    del state.running[stay], executor.running[stay]
     request = sequence.request
     request.account.running_count -= 1
     if request.target_gap is not None:

@@ -30,6 +30,11 @@ def is_gone(sequence: Sequence) -> bool:
     return sequence.phase is not Phase.WAITING
 
 
+def left_line(sequence: Sequence) -> bool:
+    """Whether it waits no more, or no more in this order."""
+    return sequence.promoted or is_gone(sequence)
+
+
 class Line:
     """What one tenant waits for at one level, and its offer among those of other tenants there."""
 
@@ -37,7 +42,7 @@ class Line:
 
     def __init__(self, account: Account, level: int, number: int, offers: list[tuple[float, int, Line]]) -> None:
         self.account, self.level, self.number = account, level, number
-        self.waiting: LazyHeap[tuple[float, ...], Sequence] = LazyHeap(is_gone)
+        self.waiting: LazyHeap[tuple[float, ...], Sequence] = LazyHeap(left_line)
         self.count = self.tokens = 0  # sequences and their tokens
         self._groups: dict[tuple[float, int], int] = {}  # first arrival, by start-by slot and beginning of the prompt
         self._offers = offers
@@ -122,7 +127,7 @@ class FairOrder:
         self.remove(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Counts one no more, which is out or is about to end."""
+        """Counts one no more, which is out, or is about to end or to be promoted."""
         line, request = sequence.line, sequence.request
         assert line is not None
         sequence.line = None

@@ -49,6 +49,11 @@ class StepTime:
         self.row += self.row * move * row
         self.token += self.token * move * token
 
+    @property
+    def prompt_speed(self) -> float:
+        """Tokens of prefill per second."""
+        return 1.0 / self.token
+
     def step(self, rows: int) -> float:
         """Seconds of a step in which so many sequences decode."""
         return self.base + self.row * rows

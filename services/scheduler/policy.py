@@ -37,6 +37,11 @@ class Policy(Protocol):
         """An empty queue, for a new model."""
         ...
 
+    @property
+    def overtakes(self) -> bool:
+        """Whether urgent work gets the places of less urgent work that runs."""
+        ...
+
     def admits(self, executor: Executor) -> bool:
         """Whether an executor that has room takes newcomers now."""
         ...
@@ -51,6 +56,10 @@ class Fair:
     @property
     def name(self) -> PolicyName:
         return PolicyName.FAIR
+
+    @property
+    def overtakes(self) -> bool:
+        return True
 
     def queue(self) -> WaitingQueue:
         return FairQueue(self.ageing_seconds)
@@ -67,6 +76,10 @@ class FirstCome:
     def name(self) -> PolicyName:
         return PolicyName.FCFS
 
+    @property
+    def overtakes(self) -> bool:
+        return False
+
     def queue(self) -> WaitingQueue:
         return ArrivalQueue()
 
@@ -81,6 +94,10 @@ class StaticBatches:
     @property
     def name(self) -> PolicyName:
         return PolicyName.STATIC
+
+    @property
+    def overtakes(self) -> bool:
+        return False
 
     def queue(self) -> WaitingQueue:
         return ArrivalQueue()

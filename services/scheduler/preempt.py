@@ -9,6 +9,7 @@ of Kwon et al., 2023, made by measured rates); otherwise they stay cached until 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire.v1 import types_pb2
@@ -19,6 +20,8 @@ from services.scheduler.state import TARGET_GROUP, Executor, State
 
 COST_STEPS = 4
 """Costs are told apart by quarters of what computing a block takes: finer differences are chance."""
+COMING_SECONDS = 1.0
+"""Blocks that come free once their content is in a lower tier are waited for while one arrives within so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,17 @@ class Restoring:
         return self.load_seconds is not None and self.load_seconds < self.compute_seconds
 
 
-def choose_victim(executor: Executor) -> tuple[Sequence, Restoring] | None:
-    """The sequence that yields, and what it will take to restore it; None where it would be the only one."""
+def choose_victim(
+    executor: Executor, candidates: Iterable[Sequence] | None = None
+) -> tuple[Sequence, Restoring] | None:
+    """The sequence that yields, of the candidates or of all, and what it will take to restore it.
+
+    None where there is no candidate, or it would be the only one that runs.
+    """
     if len(executor.running) < 2:
         return None
-    holders = Counter(block for s in executor.running.values() for block in _blocks(s))
+    running = executor.running.values()
+    holders = Counter(block for s in running for block in _blocks(s))
     block_seconds = executor.step_time.prefill(executor.block_size)
 
     def cheapness(found: tuple[Sequence, Restoring]) -> tuple[bool, bool, int, float, int, int, int]:
@@ -54,8 +63,8 @@ def choose_victim(executor: Executor) -> tuple[Sequence, Restoring] | None:
         cost, served = round(COST_STEPS * per_block), request.account.virtual_time
         return (sequence.rests, request.held, -request.priority, served, -cost, request.arrival, sequence.choice)
 
-    candidates = [(sequence, restoring(executor, sequence, holders)) for sequence in executor.running.values()]
-    return max([found for found in candidates if found[1].freed_blocks] or candidates, key=cheapness)
+    choices = [(s, restoring(executor, s, holders)) for s in (running if candidates is None else candidates)]
+    return max([found for found in choices if found[1].freed_blocks] or choices, key=cheapness, default=None)
 
 
 def restoring(executor: Executor, sequence: Sequence, holders: Counter[int]) -> Restoring:
@@ -72,13 +81,16 @@ def restoring(executor: Executor, sequence: Sequence, holders: Counter[int]) -> 
     return Restoring(len(blocks) - shared, compute, load)
 
 
-def is_stuck(executor: Executor) -> bool:
-    """Whether a sequence that was refused blocks can be granted nothing more, and none are on their way back."""
+def is_stuck(executor: Executor, now: float) -> bool:
+    """Whether a sequence that was refused blocks can be granted nothing more, and none are on their way back.
+
+    Moves to a lower tier that have stood still for long are not counted on.
+    """
     return (
         bool(executor.starved)
         and not executor.leaving
         and not executor.has_space
-        and not executor.coming_blocks
+        and not (executor.coming_blocks and now < executor.coming_at + COMING_SECONDS)
         and any(s.projected_length >= s.slots_held for s in executor.starved.values())
         and not any(_will_shrink(s) for s in executor.running.values())
     )
@@ -86,22 +98,49 @@ def is_stuck(executor: Executor) -> bool:
 
 def preempt(state: State, executor: Executor, now: float) -> Sequence | None:
     """Sends the victim back to the front of the queue where a sequence is stuck. One at a time: it may be enough."""
-    if not is_stuck(executor):
+    if not is_stuck(executor, now):
+        if executor.coming_blocks:
+            _look_again(state, executor, now + COMING_SECONDS)
         return None
     found = choose_victim(executor)
-    if found is not None:
-        victim, restored = found
-        stay = victim.sequence_id
-        leave(state, victim)
-        if restored.swaps and stay in executor.leaving:
-            executor.leaving[stay].returns = True
-        requeue(state, victim)
-        executor.counters.preemptions += 1
-        return victim
+    if found is None:  # others hold the blocks, and may return them unannounced
+        _look_again(state, executor, now + QUIET_RETRY_SECONDS)
+        return None
+    yield_place(state, executor, found, now, f"{executor.target} has run out of KV blocks")
+    return found[0]
+
+
+def yield_place(state: State, executor: Executor, found: tuple[Sequence, Restoring], now: float, occasion: str) -> None:
+    """Sends a sequence that `choose_victim` found back to the front of the queue. `occasion` says what it yields to."""
+    victim, restored = found
+    stay = victim.sequence_id
+    state.decisions.note(now, "preempted", victim, f"{occasion}; {_reason(victim, restored)}")
+    leave(state, victim)
+    if restored.swaps and not executor.coming_blocks and stay in executor.leaving:
+        executor.leaving[stay].returns = True
+    requeue(state, victim)
+    executor.counters.preemptions += 1
+
+
+def _reason(victim: Sequence, restored: Restoring) -> str:
+    """What made it the one that yields, in the order in which that counts."""
+    request = victim.request
+    if victim.rests:
+        return "it waits for the other paths of its search"
+    if request.held:
+        return "its client holds it"
+    way = "loaded" if restored.swaps else "computed"
+    return (
+        f"its priority is {request.priority}, its tenant was served {request.account.virtual_time:,.0f}, and "
+        f"{restored.freed_blocks} blocks come free, {way} again in {1000 * restored.seconds:.1f} ms"
+    )
+
+
+def _look_again(state: State, executor: Executor, at: float) -> None:
+    """Lets starved sequences ask once more at that time, unless something is due sooner."""
     model = state.models.get(executor.model.name) if executor.model is not None else None
     if model is not None and model.retry_at is None:
-        model.retry_at = now + QUIET_RETRY_SECONDS  # others hold the blocks, and may return them unannounced
-    return None
+        model.retry_at = at
 
 
 def _will_shrink(sequence: Sequence) -> bool:

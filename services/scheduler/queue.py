@@ -1,4 +1,4 @@
-"""What waits for blocks at one model: preempted ones first, then the fair order; what cannot meet its deadline last."""
+"""What waits for blocks at one model: who ran or was promoted, then the fair order; what is too late comes last."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from services.scheduler.sequence import Request, Sequence
 
 _Key = tuple[bool, int, int, int]
 PREEMPTED = "goes on after it was preempted"
+PROMOTED = "has to start now: got the place of one of lower priority"
 
 
 def order(sequence: Sequence) -> _Key:
-    """Preempted, then by priority, then by arrival: smaller is sooner."""
+    """Preempted or promoted, then by priority, then by arrival: smaller is sooner."""
     request = sequence.request
-    return (not sequence.preempted, -request.priority, request.arrival, sequence.choice)
+    return (not (sequence.preempted or sequence.promoted), -request.priority, request.arrival, sequence.choice)
 
 
-def is_feasible(sequence: Sequence, now: float, prefill_tokens_per_second: float) -> bool:
-    """Whether a first token could come before the deadline. Once false, it stays so."""
+def is_feasible(sequence: Sequence, now: float, prompt_speed: float) -> bool:
+    """Whether a first token could come before the deadline, at so many tokens of prefill per second."""
     deadline = sequence.request.deadline_at
-    if deadline is None or prefill_tokens_per_second <= 0:
-        return True
-    return now + len(sequence.token_ids) / prefill_tokens_per_second <= deadline
+    return deadline is None or now + len(sequence.token_ids) / prompt_speed <= deadline
 
 
 class WaitingQueue(Protocol):
@@ -37,7 +36,7 @@ class WaitingQueue(Protocol):
 
     def push(self, sequence: Sequence) -> None: ...
 
-    def peek(self, now: float, prefill_tokens_per_second: float) -> Sequence | None:
+    def peek(self, now: float, prompt_speed: float) -> Sequence | None:
         """The next one, still queued."""
         ...
 
@@ -47,6 +46,10 @@ class WaitingQueue(Protocol):
 
     def remove(self, sequence: Sequence) -> None:
         """Takes out one that is about to end; one that is not queued is none of its business."""
+        ...
+
+    def promote(self, sequence: Sequence) -> None:
+        """Lets one that the fair order holds go before all others of its priority, from now on."""
         ...
 
     def reason(self, sequence: Sequence, now: float) -> str:
@@ -66,26 +69,26 @@ class FairQueue:
     """The fair order between those that hold progress already and those that are too late."""
 
     def __init__(self, ageing_seconds: float) -> None:
-        self._preempted: LazyHeap[_Key, Sequence] = LazyHeap(is_gone)
+        self._first: LazyHeap[_Key, Sequence] = LazyHeap(is_gone)
         self._fair = FairOrder(ageing_seconds)
         self._late: LazyHeap[_Key, Sequence] = LazyHeap(is_gone)
 
     def __len__(self) -> int:
-        return len(self._preempted) + len(self._fair) + len(self._late)
+        return len(self._first) + len(self._fair) + len(self._late)
 
     def push(self, sequence: Sequence) -> None:
-        if sequence.preempted:
-            self._preempted.push(order(sequence), sequence)
+        if sequence.preempted or sequence.promoted:
+            self._first.push(order(sequence), sequence)
         else:
             self._fair.push(sequence)
 
-    def peek(self, now: float, prefill_tokens_per_second: float) -> Sequence | None:
-        while (preempted := self._preempted.peek()) is not None:
-            if is_feasible(preempted[1], now, prefill_tokens_per_second):
-                return preempted[1]
-            self._late.push(preempted[0], self._preempted.pop())
+    def peek(self, now: float, prompt_speed: float) -> Sequence | None:
+        while (first := self._first.peek()) is not None:
+            if is_feasible(first[1], now, prompt_speed):
+                return first[1]
+            self._late.push(first[0], self._first.pop())
         while (sequence := self._fair.peek(now)) is not None:
-            if is_feasible(sequence, now, prefill_tokens_per_second):
+            if is_feasible(sequence, now, prompt_speed):
                 return sequence
             self._fair.pop(sequence)
             self._late.push(order(sequence), sequence)
@@ -96,17 +99,24 @@ class FairQueue:
         if sequence.line is not None:
             self._fair.pop(sequence)
         else:
-            preempted = self._preempted.peek()
-            (self._preempted if preempted is not None and preempted[1] is sequence else self._late).pop()
+            first = self._first.peek()
+            (self._first if first is not None and first[1] is sequence else self._late).pop()
 
     def remove(self, sequence: Sequence) -> None:
         if sequence.line is not None:
             self._fair.remove(sequence)
 
+    def promote(self, sequence: Sequence) -> None:
+        self._fair.remove(sequence)
+        sequence.promoted = True
+        self._first.push(order(sequence), sequence)
+
     def reason(self, sequence: Sequence, now: float) -> str:
         request = sequence.request
         if sequence.line is None and sequence.preempted:
             return PREEMPTED
+        if sequence.line is None and sequence.promoted:
+            return PROMOTED
         if sequence.line is None:
             return "too late for its deadline, but nothing else waits"
         own, priority = request.priority, self._fair.priority(request, now)
@@ -115,14 +125,14 @@ class FairQueue:
         return f"priority {priority}{aged} is the highest, and its tenant was served least: {served}"
 
     def upcoming(self, count: int, now: float) -> Iterator[tuple[Sequence, str]]:
-        yield from ((sequence, "") for _, sequence in heapq.nsmallest(count, self._preempted))
+        yield from ((sequence, "") for _, sequence in heapq.nsmallest(count, self._first))
         yield from self._fair.upcoming(count, now)
         yield from (
             (sequence, "cannot meet its deadline: goes last") for _, sequence in heapq.nsmallest(count, self._late)
         )
 
     def tokens_ahead(self, request: Request, tokens: int, now: float) -> int:
-        return sum(len(s.token_ids) for _, s in self._preempted) + self._fair.tokens_ahead(request, tokens, now)
+        return sum(len(s.token_ids) for _, s in self._first) + self._fair.tokens_ahead(request, tokens, now)
 
 
 class ArrivalQueue:
@@ -137,7 +147,7 @@ class ArrivalQueue:
     def push(self, sequence: Sequence) -> None:
         self._heap.push((not sequence.preempted, sequence.request.arrival, sequence.choice), sequence)
 
-    def peek(self, now: float, prefill_tokens_per_second: float) -> Sequence | None:
+    def peek(self, now: float, prompt_speed: float) -> Sequence | None:
         first = self._heap.peek()
         return first[1] if first is not None else None
 
@@ -146,6 +156,9 @@ class ArrivalQueue:
 
     def remove(self, sequence: Sequence) -> None:
         """It is skipped when it comes up."""
+
+    def promote(self, sequence: Sequence) -> None:
+        """Nobody goes before whoever came first."""
 
     def reason(self, sequence: Sequence, now: float) -> str:
         return PREEMPTED if sequence.preempted else "came first"

@@ -23,6 +23,22 @@ def describe_refusals(state: State) -> list[scheduler_pb2.RefusalCount]:
     return [scheduler_pb2.RefusalCount(reason=reason, count=n) for reason, n in sorted(state.refusals.items())]
 
 
+def describe_decisions(state: State, now: float) -> list[scheduler_pb2.DecisionStatus]:
+    """The latest of each kind, newest first. `now` in seconds."""
+    return [
+        scheduler_pb2.DecisionStatus(
+            what=decision.what,
+            request_id=decision.request_id,
+            choice=decision.choice,
+            tenant=decision.tenant,
+            model=decision.model,
+            age_seconds=now - decision.at,
+            reason=decision.why,
+        )
+        for decision in state.decisions.latest()
+    ]
+
+
 def _describe(state: State, name: str, model: Model, now: float) -> scheduler_pb2.QueueStatus:
     accounts = model.ledger.accounts()
     shares = model.ledger.shares()

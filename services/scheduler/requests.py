@@ -6,9 +6,11 @@ from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.common.limits import MAX_CHOICES
 from services.scheduler import beams
+from services.scheduler.decisions import Decision
 from services.scheduler.expected import expect, expect_of
-from services.scheduler.intake import check_deadline, check_room, patience, prefill_rate, start_by
+from services.scheduler.intake import check_deadline, check_room, must_start, patience
 from services.scheduler.lifecycle import cancel_request, enqueue, finish, forget_request
+from services.scheduler.overtake import HEAD_START_SECONDS
 from services.scheduler.routing import refresh_aliases, resolve
 from services.scheduler.sequence import Phase, Request, Sequence, step_limit
 from services.scheduler.state import Gateway, Model, State
@@ -24,6 +26,8 @@ def serve(state: State, gateway: Gateway, message: scheduler_pb2.ServeRequest, n
             _submit(state, gateway, submit, now)
         except QuireError as error:
             state.refusals[error.reason.name] += 1
+            why = f"{error.reason.name}: {error.message}"
+            state.decisions.add(Decision(now, "refused", submit.request_id, 0, submit.tenant, submit.model, why))
             _refuse(gateway, submit.handle, range(max(1, min(submit.choice_count, MAX_CHOICES))), error)
     for attach in message.attaches:
         refusal = QuireError(Reason.UNSUPPORTED, "attaches: not supported")
@@ -85,7 +89,7 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         raise QuireError(Reason.ALREADY_EXISTS, f"handle: {submit.handle} is in use on this stream")
     if (submit.tenant, submit.request_id) in state.request_ids:
         raise QuireError(Reason.ALREADY_EXISTS, f"request_id: {submit.request_id} is running")
-    name = resolve(state, submit)
+    name = resolve(state, submit, now)
     model = state.models.get(name)
     if model is None:
         raise QuireError(Reason.MODEL_NOT_FOUND, f"model: {submit.model!r} is not loaded")
@@ -98,8 +102,8 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
     search = None
     if submit.beam_width:
         submit, search = beams.begin(submit, model.description)
-    hurries = submit.deadline_ms or submit.target_first_token_ms
-    rate = prefill_rate(state, name) if hurries else 0.0
+    must_start_at = must_start(state, submit, name, now)
+    may_start_at = now + patience(expect_of(state, submit, name))
     request = Request(
         gateway=gateway,
         handle=submit.handle,
@@ -117,7 +121,8 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         arrival=next(state.arrivals),
         arrived_at=now,
         deadline_at=now + submit.deadline_ms / 1000 if submit.deadline_ms else None,
-        start_by=start_by(submit, now, rate, patience(expect_of(state, submit, name))),
+        start_by=may_start_at if must_start_at is None else min(must_start_at, may_start_at),
+        must_start_at=must_start_at,
         target_gap=submit.target_token_gap_ms / 1000 if submit.target_token_gap_ms else None,
         account=model.ledger.open(submit.tenant, submit.tenant_weight or 1.0),
         beams=search,
@@ -134,6 +139,8 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         return
     if request.deadline_at is not None:
         state.deadlines.push((request.deadline_at, request.arrival), request)
+    if request.must_start_at is not None and state.limits.policy.overtakes:
+        state.urgent.push((request.must_start_at - HEAD_START_SECONDS, request.arrival), request)
     request.siblings_wait = request.lead.phase is Phase.WAITING and len(request.sequences) > 1
     for sequence in request.sequences[:1] if request.siblings_wait else request.sequences:
         if sequence.phase is Phase.WAITING:
@@ -151,7 +158,7 @@ def _add_sequences(state: State, request: Request, submit: scheduler_pb2.Submit,
             Sequence(
                 request=request,
                 choice=choice,
-                token_ids=[*submit.prompt_token_ids, *(known.token_ids if known is not None else ())],
+                token_ids=submit.prompt_token_ids[:] + (known.token_ids[:] if known is not None else []),
                 length_limit=request.prompt_length + submit.stop.max_tokens - 1,
                 step_limit=step_limit(request),
                 wants_prompt_scores=submit.logprobs.HasField("prompt_count") and not request.sequences,
@@ -191,6 +198,6 @@ def _hold(state: State, request: Request | None, held: bool) -> None:
     request.held = held
     for sequence in request.sequences:
         sequence.step_limit = step_limit(request)
-        if not held and sequence.executor is not None:
-            sequence.executor.top_up_due = True
-            state.touched[sequence.executor] = None
+        if sequence.executor is not None:
+            sequence.executor.top_up_due |= not held
+            state.touched[sequence.executor] = None  # a search beside what stands still may have to make way

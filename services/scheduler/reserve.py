@@ -6,6 +6,8 @@ message the kvmanager frees first and gives afterwards.
 
 from __future__ import annotations
 
+from itertools import chain
+
 from quire.v1 import kvmanager_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.common.limits import MESSAGE_TOKENS
@@ -56,7 +58,7 @@ def reserve(state: State, now: float) -> list[kvmanager_pb2.ReserveRequest]:
     _say_progress(state, message)
     _extend(state, message)
     asks = [*_ask_forks(state), *_admissions(state, now)]
-    executors = dict.fromkeys(executor for _, allowed in asks for executor in allowed)
+    executors = dict.fromkeys(chain.from_iterable(allowed for _, allowed in asks))
     loads = state_loads(list(executors))
     places = {executor: place for place, executor in enumerate(executors)}
     tokens = 0
@@ -107,13 +109,15 @@ def _admissions(state: State, now: float) -> list[Ask]:
         executors = _candidates(state.serving(name)) if len(model.queue) else []
         if not executors:
             continue
-        assert executors[0].description is not None
-        rate = executors[0].description.prefill_tokens_per_second
-        while model.asked_count < model.window:
-            open_ones = [e for e in executors if e.free_sequences > 0 and state.limits.policy.admits(e)]
-            sequence = model.queue.peek(now, rate) if open_ones else None
-            allowed = [e for e in open_ones if sequence is not None and _fits(state, sequence, e)]
-            if sequence is None or not allowed:
+        open_ones = [e for e in executors if state.limits.policy.admits(e)]
+        speed = max(executor.step_time.prompt_speed for executor in executors)
+        while len(model.queue) and model.asked_count < model.window:
+            open_ones = [e for e in open_ones if e.free_sequences > 0]
+            sequence = model.queue.peek(now, speed) if open_ones else None
+            if sequence is None:
+                break
+            allowed = [e for e in open_ones if _fits(state, sequence, e)] if sequence.preempted else open_ones
+            if not allowed:
                 break
             why = model.queue.reason(sequence, now)
             model.queue.pop(sequence)
@@ -123,17 +127,13 @@ def _admissions(state: State, now: float) -> list[Ask]:
 
 def _candidates(serving: list[Executor]) -> list[Executor]:
     """Executors that take newcomers: none whose own sequences lack blocks, and all with the same weights."""
-    open_ones = sorted((e for e in serving if e.takes and not e.starved), key=lambda e: len(e.running))
-    return [e for e in open_ones if e.model is not None and e.model.fingerprint == _fingerprint(open_ones[0])]
-
-
-def _fingerprint(executor: Executor) -> str:
-    return executor.model.fingerprint if executor.model is not None else ""
+    open_ones = sorted([e for e in serving if e.takes and not e.starved], key=lambda e: len(e.running))
+    return [e for e in open_ones if e.fingerprint == open_ones[0].fingerprint]
 
 
 def _fits(state: State, sequence: Sequence, executor: Executor) -> bool:
     """Whether a preempted sequence may come back: not before every running one could grow by a block as well."""
-    if not sequence.preempted or not executor.running or executor.available_blocks is None:
+    if not executor.running or executor.available_blocks is None:
         return True
     wanted = executor.blocks_of(len(sequence.token_ids) + state.limits.lookahead_tokens)
     return wanted + len(executor.running) <= executor.available_blocks
@@ -142,11 +142,13 @@ def _fits(state: State, sequence: Sequence, executor: Executor) -> bool:
 def _ask_forks(state: State) -> list[Ask]:
     """Reservations of what continues running sequences, before whoever waits."""
     forks, state.forks = state.forks, []
-    return [
-        _ask(state, state.models[sequence.request.model], sequence, [sequence.origin.executor], "continues another")
-        for sequence in forks
-        if sequence.phase is Phase.WAITING and sequence.origin is not None  # else it ended meanwhile
-    ]
+    asks = []
+    for sequence in forks:
+        if sequence.phase is Phase.WAITING and sequence.origin is not None:  # else it ended meanwhile
+            model, allowed = state.models[sequence.request.model], [sequence.origin.executor]
+            asks.append(_ask(state, model, sequence, allowed, "continues another"))
+            state.asked[sequence.sequence_id].is_fork = True
+    return asks
 
 
 def _ask(state: State, model: Model, sequence: Sequence, allowed: list[Executor], why: str) -> Ask:
@@ -167,7 +169,7 @@ def _ask(state: State, model: Model, sequence: Sequence, allowed: list[Executor]
             executor.available_blocks -= executor.blocks_of(length + lookahead) - shared // executor.block_size
     reservation = kvmanager_pb2.Reservation(
         sequence_id=sequence.sequence_id,
-        model_fingerprint=_fingerprint(allowed[0]),
+        model_fingerprint=allowed[0].fingerprint,
         namespace=request.tenant,
         token_ids=sequence.token_ids,
         lookahead_tokens=max(0, lookahead),
@@ -198,7 +200,9 @@ def take(state: State, response: kvmanager_pb2.ReserveResponse, now: float) -> N
     for space in response.space:
         if (executor := executors.get(space.executor_id)) is not None:
             before, executor.available_blocks = executor.available_blocks, space.available_block_count
-            executor.total_blocks, executor.coming_blocks = space.total_block_count, space.coming_block_count
+            executor.total_blocks = space.total_block_count
+            if space.coming_block_count != executor.coming_blocks:
+                executor.coming_blocks, executor.coming_at = space.coming_block_count, now
             state.touched[executor] = None
             if before is None or space.available_block_count > before:
                 _space_appeared(state, [executor])
@@ -207,7 +211,7 @@ def take(state: State, response: kvmanager_pb2.ReserveResponse, now: float) -> N
     if response.lost_sequence_ids:
         lose(state, list(response.lost_sequence_ids))
     for extension in response.extensions:
-        _take_extension(executors, state, extension)
+        _take_extension(state, extension)
     for sealed in response.sealed:
         if (executor := executors.get(sealed.executor_id)) is not None:
             executor.sealed.extend(sealed.blocks)
@@ -239,10 +243,10 @@ def _take_reservation(state: State, result: kvmanager_pb2.ReservationResult, now
     model.asked_count -= 1
     for executor, _ in asked.executors.values():
         executor.asked_count -= 1
-        if not executor.asked_count and executor.running and next(iter(executor.running.values())).rests:
+        if not executor.asked_count and _stands_still(executor):
             state.touched[executor] = None  # what rests there may have waited for this answer
     if result.outcome == GRANTED:
-        model.window, model.retry_at, model.unplaced_since = UNLIMITED, None, None
+        model.window, model.unplaced_since = UNLIMITED, None
         executor, epoch = asked.executors[result.executor_id]
         if sequence is not None and executor.takes and executor.epoch == epoch:
             place(state, sequence, executor, result, now)
@@ -253,7 +257,13 @@ def _take_reservation(state: State, result: kvmanager_pb2.ReservationResult, now
         if sequence is not None:
             wait_again(state, sequence)
     elif sequence is not None:
-        _refused(state, model, sequence, result, now)
+        _refused(state, asked, sequence, result, now)
+
+
+def _stands_still(executor: Executor) -> bool:
+    """Whether it may be that nothing advances there. Where it is not, results will come."""
+    first = next(iter(executor.running.values()), None)
+    return first is not None and (first.rests or first.request.held)
 
 
 def _note(
@@ -265,16 +275,18 @@ def _note(
 
 
 def _refused(
-    state: State, model: Model, sequence: Sequence, result: kvmanager_pb2.ReservationResult, now: float
+    state: State, asked: Asked, sequence: Sequence, result: kvmanager_pb2.ReservationResult, now: float
 ) -> None:
-    reasons = "; ".join(result.reasons)
+    model, reasons = asked.model, "; ".join(result.reasons)
     wait_again(state, sequence)
+    if asked.is_fork and result.outcome in (NO_BLOCKS, NO_EXECUTOR):
+        return  # it was asked for at one place: now it waits for any, and nobody else has to
     if result.outcome == NO_BLOCKS:
         model.refusal = f"no KV blocks: {reasons}" if reasons else "no KV blocks"
         model.window, model.unplaced_since = 0, None
         serving = state.serving(sequence.request.model)
-        quiet = not any(e.running or e.leaving for e in serving) and not state.releases
-        model.retry_at = now + QUIET_RETRY_SECONDS if quiet else None
+        if not any(e.running or e.leaving for e in serving) and not state.releases:
+            model.retry_at = now + QUIET_RETRY_SECONDS
     elif result.outcome == NO_EXECUTOR:
         model.refusal = f"the kvmanager knows no executor: {reasons}"
         model.window = 0
@@ -291,13 +303,12 @@ def _refused(
         fail_request(state, sequence.request, QuireError(Reason.INTERNAL, f"the kvmanager refused: {reasons}"))
 
 
-def _take_extension(executors: dict[str, Executor], state: State, result: kvmanager_pb2.ExtendResult) -> None:
+def _take_extension(state: State, result: kvmanager_pb2.ExtendResult) -> None:
     stay = result.sequence_id
-    executor = next((e for e in executors.values() if stay in e.running), None)
-    if executor is None:
+    sequence = state.running.get(stay)
+    if sequence is None or (executor := sequence.executor) is None:
         return  # it ended meanwhile; its release covers these blocks
     state.touched[executor] = None
-    sequence = executor.running[stay]
     if result.outcome == GRANTED:
         sequence.slots_held += count_slots(result.blocks, executor)
         sequence.slots_asked = sequence.slots_held

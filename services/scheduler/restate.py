@@ -30,12 +30,11 @@ def restate(state: State) -> list[kvmanager_pb2.ReserveRequest]:
 
 def lose(state: State, sequence_ids: list[int]) -> None:
     """The kvmanager gave these blocks to others, or never had them: the sequences are computed anew."""
-    for executor in state.executors:
-        for sequence_id in sequence_ids:
-            sequence = executor.running.get(sequence_id)
-            if sequence is not None:
-                leave(state, sequence)
-                requeue(state, sequence)
+    for sequence_id in sequence_ids:
+        sequence = state.running.get(sequence_id)
+        if sequence is not None:
+            leave(state, sequence)
+            requeue(state, sequence)
 
 
 def _held(state: State) -> Iterator[kvmanager_pb2.HeldSequence]:

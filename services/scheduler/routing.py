@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.v1 import scheduler_pb2
 from services.scheduler.aliases import Facts, offer, pick
+from services.scheduler.decisions import Decision
 from services.scheduler.expected import expect_of
 from services.scheduler.state import State
 
@@ -20,8 +21,8 @@ def refresh_aliases(state: State) -> None:
             state.alias_problems.append(offered.problem)
 
 
-def resolve(state: State, submit: scheduler_pb2.Submit) -> str:
-    """The model that shall compute a request: the named one, or a member of the named alias."""
+def resolve(state: State, submit: scheduler_pb2.Submit, now: float) -> str:
+    """The model that shall compute a request: the named one, or a member of the named alias. `now` in seconds."""
     offered = state.offered_aliases.get(submit.model)
     if offered is None:
         return submit.model
@@ -34,4 +35,7 @@ def resolve(state: State, submit: scheduler_pb2.Submit) -> str:
     def facts(model: str) -> Facts:
         return Facts(output, prompt, submit.priority, state.waiting_count_of(model))
 
-    return pick(alias, served.__contains__, facts)
+    picked = pick(alias, served.__contains__, facts)
+    why = f"{picked.model}: {picked.why}"
+    state.decisions.add(Decision(now, "routed", submit.request_id, 0, submit.tenant, alias.name, why))
+    return picked.model

@@ -56,7 +56,8 @@ class Request:
     arrival: int  # counts requests
     arrived_at: float  # seconds
     deadline_at: float | None  # seconds, same clock
-    start_by: float  # seconds: when to start for the first token to come in time
+    start_by: float  # seconds: when to start for the first token to come in time, or soon enough
+    must_start_at: float | None  # the same where the client states a time
     target_gap: float | None  # seconds between tokens that the client aims at
     account: Account  # the tenant's at this model
     sequences: list[Sequence] = field(default_factory=list)  # those to compute, the lead first
@@ -95,6 +96,8 @@ class Sequence:
     wants_prompt_scores: bool
     phase: Phase = Phase.WAITING
     preempted: bool = False
+    yielded: bool = False  # gave its place to more urgent work, which it does once
+    promoted: bool = False  # got such a place: it waits before those of its priority
     charged: bool = False  # the tokens that it began with count as served to its tenant
     line: Line | None = None  # where it waits, under the fair order
     prompt_scored: int = 1  # prompt tokens whose log probabilities were delivered; token 0 has none

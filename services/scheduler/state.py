@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from quire.v1 import executor_pb2, scheduler_pb2, types_pb2
 from services.scheduler.aliases import Alias
-from services.scheduler.decisions import Admission
+from services.scheduler.decisions import Admission, Decisions
 from services.scheduler.fairness import Ledger
 from services.scheduler.heap import LazyHeap
 from services.scheduler.pace import StepTime, TierRate
@@ -66,6 +66,9 @@ class Executor:
     description: types_pb2.ExecutorDescription | None = None
     executor_id: str = ""
     model: types_pb2.ModelDescription | None = None  # the loaded one, if any
+    model_name: str = ""  # of that one
+    fingerprint: str = ""  # of its weights
+    max_sequences: int = 0  # in a step
     block_size: int = 0  # token slots per block of the target model's group
     epoch: int = 0
     connected: bool = False
@@ -107,6 +110,7 @@ class Executor:
 
     available_blocks: int | None = None  # as last announced by the kvmanager, less what was asked for since
     coming_blocks: int = 0  # that will be available once their content is in a lower tier
+    coming_at: float = 0.0  # seconds: when that number changed last
     asked_count: int = 0  # reservations that may still land here
     has_space: bool = False  # blocks appeared: starved sequences ask again
     total_blocks: int = 0
@@ -118,6 +122,9 @@ class Executor:
         """Takes in what it says of itself: what it took for its steps before is of no use any more."""
         self.description, self.executor_id = description, description.executor_id
         self.model = description.model if description.HasField("model") else None
+        self.model_name = self.model.name if self.model is not None else ""
+        self.fingerprint = self.model.fingerprint if self.model is not None else ""
+        self.max_sequences = description.max_sequences
         self.block_size = next((g.block_size for g in description.groups if g.group_id == TARGET_GROUP), 0)
         self.step_time, self.tier_rate = StepTime.stated(description), TierRate()
         self.step_seconds = self.step_time.step(1)
@@ -133,13 +140,12 @@ class Executor:
     @property
     def takes(self) -> bool:
         """Whether sequences may be placed here."""
-        return self.serves and not self.draining
+        return self.connected and self.model is not None and not self.retired and self.ends_at is None
 
     @property
     def free_sequences(self) -> int:
         """How many more it computes beside what runs there and what is asked for."""
-        assert self.description is not None
-        return self.description.max_sequences - len(self.running) - self.asked_count
+        return self.max_sequences - len(self.running) - self.asked_count
 
     def blocks_of(self, tokens: int) -> int:
         """Blocks of the target model's group that so many tokens take."""
@@ -210,6 +216,7 @@ class Asked:
     model: Model
     executors: dict[str, tuple[Executor, int]]  # by id: the executor and the epoch it had
     why: str  # it was next
+    is_fork: bool = False  # it was to continue another one where that runs
 
 
 class State:
@@ -237,12 +244,15 @@ class State:
         self.request_ids: dict[tuple[str, str], Request] = {}  # by tenant and request id
         self.touched: dict[Executor, None] = {}  # those that something happened to since the last turn, in order
         self.may_admit = True  # something happened that may let a waiting sequence in
+        self.running: dict[int, Sequence] = {}  # by stay: those with blocks, on whatever executor
         self.live_counts: Counter[str] = Counter()  # sequences that have not ended, by model
         self.refusals: Counter[str] = Counter()  # new requests refused, by reason
+        self.decisions = Decisions()  # the latest, with their reasons
         self.totals: dict[tuple[str, int], Counters] = {}  # by model and executor index
         self.draining = False
         self.stall_check_at: float | None = None  # seconds: when to look for executors that owe results
         self.deadlines: LazyHeap[tuple[float, int], Request] = LazyHeap(lambda request: request.ended)
+        self.urgent: LazyHeap[tuple[float, int], Request] = LazyHeap(lambda r: r.started or r.ended)  # by when to start
         self.sequence_ids: Iterator[int] = itertools.count(first_sequence_id)
         self.arrivals: Iterator[int] = itertools.count(1)
         # What the kvmanager has not been told yet.
@@ -261,7 +271,7 @@ class State:
 
     @property
     def running_count(self) -> int:
-        return sum(len(executor.running) for executor in self.executors)
+        return len(self.running)
 
     @property
     def waiting_count(self) -> int:
@@ -283,4 +293,4 @@ class State:
 
     def serving(self, model: str) -> list[Executor]:
         """Executors that have the model."""
-        return [e for e in self.executors if e.serves and e.model is not None and e.model.name == model]
+        return [e for e in self.executors if e.connected and e.model is not None and e.model_name == model]

@@ -8,7 +8,7 @@ import grpc
 
 from quire.v1 import kvmanager_pb2, scheduler_pb2
 from services.scheduler.loop import SchedulerLoop
-from services.scheduler.queue_status import describe_queues, describe_refusals
+from services.scheduler.queue_status import describe_decisions, describe_queues, describe_refusals
 
 KV_STATUS_SECONDS = 2.0
 
@@ -16,14 +16,16 @@ KV_STATUS_SECONDS = 2.0
 async def describe(loop: SchedulerLoop) -> scheduler_pb2.GetSchedulerStatusResponse:
     """What runs where. `kv` is absent while the kvmanager does not answer."""
     state = loop.state
+    now = time.monotonic()
     response = scheduler_pb2.GetSchedulerStatusResponse(
         executors=executors(loop),
         running_count=state.running_count,
         waiting_count=state.waiting_count,
         preemption_count=sum(counters.preemptions for counters in state.totals.values()),
         gateway_count=len(state.gateways),
-        queues=describe_queues(state, time.monotonic()),
+        queues=describe_queues(state, now),
         refusals=describe_refusals(state),
+        decisions=describe_decisions(state, now),
     )
     if state.kv_connected:
         try:

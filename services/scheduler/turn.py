@@ -9,6 +9,7 @@ from services.scheduler.alarms import ring
 from services.scheduler.batcher import plan, step_budget
 from services.scheduler.beams import make_way
 from services.scheduler.drain import drain
+from services.scheduler.overtake import overtake
 from services.scheduler.preempt import preempt
 from services.scheduler.reserve import reserve
 from services.scheduler.slowness import compare
@@ -26,6 +27,7 @@ class Outgoing:
 def turn(state: State, now: float) -> Outgoing:
     """Runs after every event. Pure but for the state; `now` in seconds of a monotonic clock."""
     ring(state, now)
+    overtake(state, now)
     compare(state, now)
     outgoing = Outgoing()
     touched, state.touched = state.touched, {}
@@ -35,7 +37,7 @@ def turn(state: State, now: float) -> Outgoing:
             continue
         if executor.starved:
             preempt(state, executor, now)
-        make_way(state, executor)
+        make_way(state, executor, now)
         if executor.draining:
             drain(state, executor, now)
         message = plan(state, executor, step_budget(state, executor), now)

@@ -16,7 +16,7 @@ from quire.simulation.faults.slots import Slots
 from quire.simulation.faults.world import World
 from services.kvmanager.manager import KvManager
 from services.scheduler import reserve
-from services.scheduler.state import Executor, State
+from services.scheduler.state import State
 
 SEEDS = 24
 FULL_SEEDS = 10_000
@@ -75,9 +75,9 @@ def test_a_sequence_that_is_never_given_blocks_is_noticed(monkeypatch: pytest.Mo
     """What was refused blocks is not asked for again."""
     real = reserve._take_extension
 
-    def forget(executors: dict[str, Executor], state: State, result: Any) -> None:
-        real(executors, state, result)
-        for executor in executors.values():
+    def forget(state: State, result: Any) -> None:
+        real(state, result)
+        for executor in state.executors:
             executor.starved.clear()
 
     monkeypatch.setattr(reserve, "_take_extension", forget)

@@ -198,6 +198,7 @@ def _submit(wanted: Wanted, handle: int) -> scheduler_pb2.Submit:
         priority=wanted.priority,
         tenant=wanted.tenant,
         tenant_weight=wanted.weight,
+        target_first_token_ms=round(1000 * wanted.first_token) if wanted.first_token is not None else 0,
     )
 
 

@@ -88,6 +88,8 @@ class SchedulerChecks:
     """The scheduler's books agree with each other, and what has expired is never computed."""
 
     def after_turn(self, state: State, outgoing: Outgoing, now: float) -> None:
+        by_stay = {stay: s for executor in state.executors for stay, s in executor.running.items()}
+        require(state.running == by_stay, "what runs is not what runs on executors")
         for executor in state.executors:
             self._check_executor(executor)
         waiting = sum(

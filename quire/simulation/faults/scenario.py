@@ -70,6 +70,7 @@ class Wanted:
     choices: int
     priority: int
     deadline: float | None  # seconds
+    first_token: float | None  # seconds in which the client wants its first token
     stop_token: int | None  # what the gateway takes for a stop string
     cancel_after: float | None  # seconds after its arrival
     read_every: float | None  # seconds between reads of a slow client; None reads at once
@@ -170,6 +171,7 @@ def _requests(rng: random.Random, gateways: int, slots: int) -> tuple[Wanted, ..
                 choices=rng.choice([1, 1, 1, 1, 2, 3]),
                 priority=rng.choice([0, 0, 0, 5]),
                 deadline=rng.choice([0.05, 0.3, 2.0]) if rng.random() < 0.15 else None,
+                first_token=rng.choice([0.001, 0.1, 0.3]) if rng.random() < 0.2 else None,
                 stop_token=rng.randint(1, 12) if rng.random() < 0.2 else None,
                 cancel_after=rng.uniform(0, 0.6) if rng.random() < 0.12 else None,
                 read_every=rng.choice([0.02, 0.2]) if rng.random() < 0.1 else None,

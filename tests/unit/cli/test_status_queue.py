@@ -40,6 +40,16 @@ def fill(made: Gateway) -> None:
     )
     scheduler.queues.add(model="n", policy="fair")
     scheduler.refusals.add(reason="QUEUE_FULL", count=12)
+    scheduler.decisions.add(
+        what="preempted",
+        request_id="r3",
+        choice=1,
+        tenant="a",
+        model="m",
+        age_seconds=4.0,
+        reason="its client holds it",
+    )
+    scheduler.decisions.add(what="refused", request_id="r4", age_seconds=61.0, reason="QUEUE_FULL: the queue is full")
 
 
 def test_as_data(gateway: Running, capsys: Capture) -> None:
@@ -55,6 +65,7 @@ def test_as_data(gateway: Running, capsys: Capture) -> None:
     assert first["admissions"][0]["placement_reasons"] == ["the only one", "3 blocks cached"]
     assert (second["model"], second["waiting"]) == ("n", [])
     assert said["queues"]["refusals"] == {"QUEUE_FULL": 12}
+    assert [one["what"] for one in said["queues"]["decisions"]] == ["preempted", "refused"]
 
 
 def test_as_tables(gateway: Running, capsys: Capture) -> None:
@@ -81,6 +92,10 @@ r0        a       0.5 s   1.0 s  127.0.0.1:1  came first; the only one; 3 blocks
 n: 0 sequences run, 0 wait; policy fair
 
 refused: 12 QUEUE_FULL
+
+DECIDED    REQUEST  TENANT  MODEL      AGO  WHY
+preempted  r3/1     a       m        4.0 s  its client holds it
+refused    r4       (none)  (none)  61.0 s  QUEUE_FULL: the queue is full
 """
     )
 

@@ -239,6 +239,7 @@ class Harness:
 
 def check(state: State) -> None:
     """What must hold after every event."""
+    assert state.running == {stay: s for executor in state.executors for stay, s in executor.running.items()}
     for executor in state.executors:
         assert len(executor.running) <= (executor.description.max_sequences if executor.description else 0)
         assert executor.prefilling.keys() | executor.decoding.keys() == executor.running.keys()

@@ -58,7 +58,7 @@ def picked(
     counts = waiting or {}
     return pick(
         parse_alias(AUTO), loaded.split().__contains__, lambda model: Facts(output, 100, priority, counts.get(model, 0))
-    )
+    ).model
 
 
 def test_the_first_model_whose_conditions_hold_is_taken() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from quire.v1 import executor_pb2, scheduler_pb2, types_pb2
+from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
 from services.scheduler import epochs
 from services.scheduler.reserve import take
 from services.scheduler.state import Limits
@@ -129,6 +129,47 @@ def test_paths_take_turns_where_there_is_room_for_one() -> None:
         assert harness.state.executors[0].counters.preemptions > 0
         assert_answers(harness, 1)
         assert_idle(harness)
+
+
+def test_a_search_goes_on_beside_one_that_its_client_holds() -> None:
+    """It has one place for three paths: the other one stands still, for as long as the client likes."""
+    harness = Harness(describe(blocks=64, max_sequences=2), kv=RealKv())
+    harness.send(submit(1, [9, 9], 60, ignore_eos=True), beams(2, [1, 2, 3], 6, 3, ignore_eos=True))
+    while not harness.clients[1].outputs[0]:
+        assert harness.step()
+    harness.send(holds=[scheduler_pb2.Hold(handle=1, held=True)])
+    harness.settle()
+    assert_answers(harness, 2)
+    assert not harness.clients[1].done
+    harness.send(holds=[scheduler_pb2.Hold(handle=1, held=False)])
+    harness.settle()
+    assert_correct(harness, 1)
+    assert_idle(harness)
+
+
+def test_a_fork_that_finds_nothing_where_it_was_to_be_holds_up_nobody() -> None:
+    """What was said of one executor says nothing of the model: the fork waits for any place, and others go on."""
+    harness = Harness(*(describe(executor_id=f"e{i}", blocks=64) for i in range(2)), kv=RealKv())
+    harness.send(beams(1, [1, 2, 3], 9, 3, ignore_eos=True))
+    asked = harness.state.asked
+    while not any(question.is_fork for question in asked.values()):
+        assert harness.step()
+    stay, question = next((stay, question) for stay, question in asked.items() if question.is_fork)
+    for message in harness.to_kv:  # it gets another answer than that of the kvmanager
+        kept = [reservation for reservation in message.reservations if reservation.sequence_id != stay]
+        del message.reservations[:]
+        message.reservations.extend(kept)
+    refused = kvmanager_pb2.ReservationResult(sequence_id=stay, outcome=kvmanager_pb2.RESERVATION_OUTCOME_NO_EXECUTOR)
+    take(harness.state, kvmanager_pb2.ReserveResponse(reservations=[refused]), harness.now)
+    assert harness.state.models["m"].retry_at is None
+    harness.send(submit(2, [7, 7], 5))
+    again = [other for other in asked.values() if other.sequence is question.sequence]
+    assert [len(other.executors) for other in again] == [2]
+    assert any(other.sequence is not None and other.sequence.request.handle == 2 for other in asked.values())
+    harness.settle()
+    assert_answers(harness, 1)
+    assert_correct(harness, 2)
+    assert_idle(harness)
 
 
 def test_forks_share_full_blocks_and_copy_one() -> None:

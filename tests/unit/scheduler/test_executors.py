@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import unittest.mock
 
 import pytest
 
 from quire.v1 import types_pb2
-from services.scheduler import epochs
+from services.scheduler import drain, epochs
 from services.scheduler.drain import seconds_left, seconds_to_repeat
 from services.scheduler.state import Limits
 from tests.unit.scheduler.real_kv import RealKv
@@ -82,6 +83,17 @@ def test_a_reservation_under_way_is_not_taken_to_a_draining_executor() -> None:
     epochs.executor_used_again(harness.state, executor)
     harness.turn()
     end(harness, range(1, 2))
+
+
+def test_what_drains_empty_asks_nobody_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It drains until its process ends, through any number of turns."""
+    harness = Harness(one(0), one(1))
+    harness.executor(0).retired = True
+    rooms = unittest.mock.Mock(return_value=[])
+    monkeypatch.setattr(drain, "_rooms", rooms)
+    handles = load(harness, 3)
+    end(harness, handles)
+    assert not rooms.called
 
 
 def test_moves_wait_for_room_elsewhere() -> None:

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from quire.v1 import scheduler_pb2
 from services.scheduler import requests
-from services.scheduler.intake import PATIENCE_SECONDS, start_by
+from services.scheduler.intake import PATIENCE_SECONDS
 from services.scheduler.metrics import TENANTS, SchedulerMetrics
 from services.scheduler.policy import Fair, Infeasible
 from services.scheduler.state import Limits
@@ -101,13 +101,37 @@ def test_tenants_are_told_apart_as_far_as_there_are_few() -> None:
     assert value("", "running") == 0
 
 
-def test_start_by_is_the_stated_time_less_what_the_prompt_takes() -> None:
-    prompt = [1] * 50
-    assert start_by(submit(1, prompt), 7.0, RATE) == 7.0 + PATIENCE_SECONDS
-    assert start_by(submit(1, prompt, deadline_ms=2000), 7.0, RATE) == 7.0 + 1.5
-    assert start_by(submit(1, prompt, deadline_ms=2000, target_first_token_ms=600), 7.0, RATE) == pytest.approx(7.1)
-    assert start_by(submit(1, prompt, target_first_token_ms=600), 7.0, 0.0) == 7.6
-    assert start_by(submit(1, prompt, deadline_ms=3_600_000), 7.0, RATE) == 7.0 + PATIENCE_SECONDS
+def test_it_starts_by_the_stated_time_less_what_the_prompt_takes() -> None:
+    """At the speed of the fastest executor, for it computes on one of them, as that is learned."""
+    harness = slow()
+    sooner = {"deadline_ms": 2000, "target_first_token_ms": 600}
+    for handle, fields in enumerate([{}, {"deadline_ms": 2000}, sooner, {"deadline_ms": 3_600_000}], start=1):
+        harness.send(submit(handle, [1] * 50, 4000, **fields))
+    starts = [(r.start_by - harness.now, r.must_start_at) for r in harness.state.request_ids.values()]
+    assert [start for start, _ in starts] == pytest.approx([PATIENCE_SECONDS, 1.5, 0.1, PATIENCE_SECONDS])
+    musts = [must - harness.now if must is not None else None for _, must in starts]
+    assert musts[0] is None
+    assert musts[1:] == pytest.approx([1.5, 0.1, 3599.5])
+    harness.join(describe(executor_id="e1"))
+    harness.state.executors[1].step_time.token = 0.002
+    harness.send(submit(9, [1] * 50, **sooner))
+    assert harness.gateway.requests[9].start_by == pytest.approx(harness.now + 0.5)
+
+
+def test_deadlines_are_judged_by_learned_speed() -> None:
+    """What an executor said of itself at its start may be wrong either way."""
+    wanted = [submit(1, [1] * 100, deadline_ms=1000), submit(2, [2] * 10)]
+    for stated, learned, is_late in ((1e6, 0.02, True), (1.0, 0.001, False)):
+        for limits in (REFUSE, Limits(lookahead_tokens=8)):
+            harness = slow(limits, rate=stated)
+            harness.state.executors[0].step_time.token = learned
+            refused = bool(refusal(harness, wanted[0]))
+            assert refused == (is_late and limits is REFUSE)
+            harness.send(wanted[1])
+            harness.state.kv_connected = True
+            harness.turn()
+            asked = [r.token_ids[0] for message in harness.to_kv for r in message.reservations]
+            assert asked == ([2] if refused else [2, 1] if is_late else [1, 2])
 
 
 @pytest.mark.parametrize(("deadline_ms", "refused"), [(0, False), (990, True), (1010, False)])

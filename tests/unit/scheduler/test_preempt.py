@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 
 from quire.v1 import kvmanager_pb2, scheduler_pb2, types_pb2
 from services.scheduler.pace import StepTime
-from services.scheduler.preempt import choose_victim, is_stuck
+from services.scheduler.preempt import COMING_SECONDS, choose_victim, is_stuck
 from services.scheduler.reserve import take
 from services.scheduler.sequence import Sequence
 from services.scheduler.state import Executor, Limits
@@ -114,16 +116,31 @@ def test_nobody_yields_while_blocks_are_on_their_way_out() -> None:
     harness, executor, (first, _) = computed(*prompts({}, {}))
     executor.starved[first.sequence_id] = first
     first.slots_held = first.projected_length
-    assert is_stuck(executor)
+    assert is_stuck(executor, harness.now)
     space = kvmanager_pb2.ExecutorSpace(executor_id="e0", total_block_count=1000, coming_block_count=3)
     take(harness.state, kvmanager_pb2.ReserveResponse(space=[space]), harness.now)
-    assert not is_stuck(executor)
+    assert not is_stuck(executor, harness.now)
+    assert is_stuck(executor, harness.now + COMING_SECONDS)  # by then they have stood still for too long
     harness.turn()
     assert executor.counters.preemptions == 0
     space.coming_block_count = 0
     take(harness.state, kvmanager_pb2.ReserveResponse(space=[space]), harness.now)
     harness.turn()
     assert executor.counters.preemptions == 1
+
+
+def test_a_tier_that_hangs_keeps_nobody_waiting() -> None:
+    """Its moves never end, so what is under way never comes free: after a while others yield, to be computed again."""
+    harness = Harness(
+        describe(blocks=64, max_sequences=8, disk_blocks=200), kv=RealKv(), limits=Limits(lookahead_tokens=4)
+    )
+    harness.sims[0].operations = deque(maxlen=0)
+    for handle in range(1, 9):
+        harness.send(submit(handle, [handle] * 10, 40, ignore_eos=True))
+    harness.settle()
+    for handle in range(1, 9):
+        assert_correct(harness, handle)
+    assert harness.state.executors[0].coming_blocks > 0
 
 
 @pytest.mark.parametrize("disk_blocks", [0, 12, 200])

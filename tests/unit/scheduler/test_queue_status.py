@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from quire.v1 import scheduler_pb2
+from services.scheduler.aliases import parse_alias
+from services.scheduler.decisions import KEPT
 from services.scheduler.policy import StaticBatches
-from services.scheduler.queue_status import ENTRIES, TENANTS, describe_queues, describe_refusals
+from services.scheduler.queue_status import ENTRIES, TENANTS, describe_decisions, describe_queues, describe_refusals
 from services.scheduler.state import Limits
 from tests.unit.scheduler.real_kv import RealKv
 from tests.unit.scheduler.sim import Harness, submit
 from tests.unit.scheduler.sim_executor import describe
 from tests.unit.scheduler.test_batcher import place
+from tests.unit.scheduler.test_preempt import computed, prompts
 
 
 def status(harness: Harness) -> scheduler_pb2.QueueStatus:
@@ -114,3 +117,56 @@ def test_refusals_by_reason() -> None:
     harness = Harness(describe())
     harness.send(submit(1, []), submit(2, []))
     assert [(one.reason, one.count) for one in describe_refusals(harness.state)] == [("INVALID_FIELD", 2)]
+
+
+def decided(harness: Harness) -> list[tuple[str, str, str]]:
+    said = describe_decisions(harness.state, harness.now)
+    return [(one.what, one.request_id, one.reason) for one in said]
+
+
+def test_why_one_yields_whose_blocks_others_need() -> None:
+    harness, executor, (first, _) = computed(*prompts({}, {"priority": -1, "tenant": "b"}))
+    executor.starved[first.sequence_id] = first
+    first.slots_held = first.projected_length
+    harness.turn()
+    ((what, request_id, reason),) = decided(harness)
+    assert (what, request_id) == ("preempted", "r2")
+    assert reason == (
+        "t0 has run out of KV blocks; its priority is -1, its tenant was served 14, and 6 blocks come free, "
+        "computed again in 12.0 ms"
+    )
+    harness.now += 3.0
+    assert describe_decisions(harness.state, harness.now)[0].age_seconds == 3.0
+
+
+def test_why_one_moves_off_an_executor_that_takes_no_more() -> None:
+    harness = Harness(*(describe(executor_id=f"e{i}", blocks=200) for i in range(2)))
+    harness.send(submit(1, [1] * 5, 50, ignore_eos=True))
+    place(harness)
+    (executor,) = {sequence.executor for sequence in harness.state.running.values()}
+    assert executor is not None
+    executor.retired = True
+    harness.turn()
+    ((what, request_id, reason),) = decided(harness)
+    assert (what, request_id) == ("moved", "r1")
+    assert reason.startswith(f"{executor.target} takes no more, and it would take 0.5 s to end there")
+
+
+def test_why_a_request_was_refused_and_why_it_got_its_model() -> None:
+    harness = Harness(describe(), limits=Limits(max_queued=2), aliases=(parse_alias("auto=m@priority=1..,m"),))
+    harness.send(submit(1, [1], model="auto", priority=3))
+    harness.now += 1.0
+    harness.send(submit(2, [2], choice_count=3))
+    (refused, routed) = decided(harness)
+    assert refused[:2] == ("refused", "r2")
+    assert refused[2].startswith("QUEUE_FULL: the queue is full: 1 sequences wait, 3 more would exceed the limit of 2")
+    assert routed == ("routed", "r1", "m: 3 lies in priority=1..")
+
+
+def test_refusals_by_the_thousand_hide_no_other_decision() -> None:
+    harness = Harness(describe(), aliases=(parse_alias("auto=m@priority=1..,m"),))
+    harness.send(submit(1, [1], model="auto"))
+    harness.send(*(submit(handle, []) for handle in range(2, 102)))
+    said = decided(harness)
+    assert [what for what, _, _ in said].count("refused") == KEPT
+    assert ("routed", "r1", "m: nothing speaks for one before it") in said

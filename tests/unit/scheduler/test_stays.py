@@ -141,9 +141,9 @@ def test_blocks_that_come_free_by_growth_are_waited_for_before_anyone_yields() -
     sequence = executor.running[1]
     sequence.projected_length = sequence.slots_held = 288  # granted, and a change on the way at 256
     executor.starved[1] = sequence
-    assert not is_stuck(executor)
+    assert not is_stuck(executor, harness.now)
     sequence.computed_length = 257
-    assert is_stuck(executor)
+    assert is_stuck(executor, harness.now)
 
 
 def test_an_extension_that_can_never_fit_is_asked_for_in_smaller_pieces() -> None:
