@@ -132,8 +132,13 @@ def measure(model: LoadedModel, limits: StepLimits, batch: int, prompt: int, out
     )
 
 
+def fastest(runs: Sequence[Point]) -> Point:
+    """The best rates of some runs of one batch size: what disturbs a run only ever slows it down."""
+    return Point(runs[0].batch, max(run.prefill_tok_s for run in runs), max(run.decode_tok_s for run in runs))
+
+
 def _best(model: LoadedModel, limits: StepLimits, batch: int, options: argparse.Namespace) -> Point:
-    """The best rates of some runs: what disturbs a run only ever slows it down."""
+    """The best of some runs."""
     runs = []
     for number in range(options.repeat):
         runs.append(measure(model, limits, batch, options.prompt, options.output))
@@ -141,7 +146,7 @@ def _best(model: LoadedModel, limits: StepLimits, batch: int, options: argparse.
             f"batch {batch}, run {number + 1} of {options.repeat}: "
             f"prefill {runs[-1].prefill_tok_s:.0f} tok/s, decode {runs[-1].decode_tok_s:.1f} tok/s"
         )
-    return Point(batch, max(run.prefill_tok_s for run in runs), max(run.decode_tok_s for run in runs))
+    return fastest(runs)
 
 
 def _compute(loop: StepLoop, events: list[Event]) -> None:

@@ -8,18 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
 from services.common import log as logs
 from services.common.errors import invalid
-from services.executor.eval.compute import scored_logits
-from services.executor.eval.drawn import MOST_SEQUENCES, draw_passages
+from services.executor.eval.compute import score_text
+from services.executor.eval.drawn import DRAWN_TOKENS, MOST_SEQUENCES, draw_passages
 from services.executor.eval.measures import Agreement, Distance, distance, summarize_agreement
 from services.executor.eval.options import (
     Choice,
-    Frame,
     base_parser,
-    candidate_choice,
+    choose,
     errors_told,
     find_frame,
     load,
@@ -28,12 +25,10 @@ from services.executor.eval.options import (
     read_text,
     token_count,
 )
-from services.executor.eval.text import Passage, tokenize
-from services.executor.eval.windows import windows
+from services.executor.eval.text import Passage, reads_alike, tokenize
+from services.executor.eval.windows import Frame
 from services.executor.loader import LoadedModel
-from services.executor.model_flags import BACKENDS, DTYPES, INSTRUCTION_SETS, KV_FORMATS
-
-DRAWN_TOKENS = 4000
+from services.executor.model_flags import BACKENDS, DTYPES, INSTRUCTION_SETS, KV_FORMATS, add_model_flags
 
 DESCRIPTION = f"""Compares a model's predictions with those of a reference, token by token.
 
@@ -53,6 +48,7 @@ EXAMPLES = """examples:
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 done, 1 where a model cannot be loaded or computed, 2 for a wrong flag or text."""
     parser = base_parser("agreement", DESCRIPTION, EXAMPLES)
+    add_model_flags(parser)
     parser.add_argument("--against-model", metavar="MODEL", help="the reference's model")
     parser.add_argument("--against-backend", choices=BACKENDS, help="what computes the reference")
     parser.add_argument("--against-dtype", choices=DTYPES, help="the reference's number format of weights")
@@ -66,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     if not any(value for name, value in vars(options).items() if name.startswith("against_")):
         parser.error("name the reference with --against-model, --against-backend or another --against flag")
     logs.configure("eval", "warning", "text")
-    wanted, against = candidate_choice(options), _reference(options)
+    wanted, against = choose(options, "--model", options.model), _reference(options)
     with errors_told("agreement"):
         text = None if options.text is None else read_text(options.text)
         frame = find_frame([wanted, against], options.context, options.stride)
@@ -96,12 +92,9 @@ def measure(
 ) -> Agreement:
     """Compares both on all scored tokens; `compared` hears of tokens as they are done. Raises NOT_FINITE."""
     parts: list[Distance] = []
-    for passage in passages:
-        for window in windows(len(passage.ids), frame.context, frame.stride, len(passage.prefix)):
-            both = (scored_logits(model, passage, window) for model in (reference, candidate))
-            for wanted, found in zip(*both, strict=True):
-                parts.append(distance(wanted, found))
-                compared(len(wanted))
+    for part in score_text([reference, candidate], passages, frame):
+        parts.append(distance(*part.logits))
+        compared(len(part.targets))
     return summarize_agreement(parts)
 
 
@@ -134,10 +127,8 @@ def _draw(reference: LoadedModel, candidate: LoadedModel, count: int, frame: Fra
 def _tokenize(text: str, reference: LoadedModel, candidate: LoadedModel, limit: int | None) -> Passage:
     _check_vocabularies(reference, candidate)
     passage = tokenize(text, reference, limit)
-    if candidate.tokenizer_fingerprint != reference.tokenizer_fingerprint:
-        other = tokenize(text, candidate, limit)
-        if other.prefix != passage.prefix or not np.array_equal(other.ids, passage.ids):
-            raise invalid("--against-model", f"its tokenizer reads this text otherwise than that of {candidate.name}")
+    if not reads_alike(text, limit, passage, reference, candidate):
+        raise invalid("--against-model", f"its tokenizer reads this text otherwise than that of {candidate.name}")
     return passage
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from services.common.errors import QuireError, Reason
 from services.executor.backends.base import SampleRow, StepInputs
 from services.executor.eval.ages import AgedTable, pieces_between_changes
 from services.executor.eval.text import Passage
-from services.executor.eval.windows import Window
+from services.executor.eval.windows import Frame, Window, windows
 from services.executor.loader import LoadedModel
 
 SCORED_ROWS = 64
@@ -19,6 +20,29 @@ SCORED_ROWS = 64
 
 STEP_TOKENS = 512
 """Most tokens per step where none is scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Rows of logits of some models that all predict the same tokens of a text."""
+
+    window: int  # the number of their window
+    targets: NDArray[np.int32]  # [R] tokens
+    byte_count: int  # of these tokens in the text
+    logits: tuple[NDArray[np.float32], ...]  # [R, V] of each model
+
+
+def score_text(models: Sequence[LoadedModel], passages: Sequence[Passage], frame: Frame) -> Iterator[Scored]:
+    """Every scored token of some passages once, in order, at most SCORED_ROWS at a time. Raises NOT_FINITE."""
+    number = 0
+    for passage in passages:
+        for window in windows(len(passage.ids), frame.context, frame.stride, len(passage.prefix)):
+            at = window.first
+            for logits in zip(*(scored_logits(model, passage, window) for model in models), strict=True):
+                targets = slice(at, at + len(logits[0]))
+                yield Scored(number, passage.ids[targets], int(passage.byte_counts[targets].sum()), logits)
+                at = targets.stop
+            number += 1
 
 
 def scored_logits(model: LoadedModel, passage: Passage, window: Window) -> Iterator[NDArray[np.float32]]:

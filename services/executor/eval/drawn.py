@@ -11,6 +11,9 @@ from services.executor.eval.compute import inputs_for, not_finite
 from services.executor.eval.text import Passage
 from services.executor.loader import LoadedModel
 
+DRAWN_TOKENS = 4000
+"""How many are drawn where nobody says it."""
+
 MOST_SEQUENCES = 8
 """Passages that are drawn at a time."""
 

@@ -15,8 +15,8 @@ from tqdm import tqdm
 from services.common.errors import QuireError, Reason, invalid
 from services.common.kv_policy import NAMES
 from services.executor.eval.compute import STEP_TOKENS
+from services.executor.eval.windows import Frame
 from services.executor.loader import LoadedModel, make_loader
-from services.executor.model_flags import add_model_flags
 from services.executor.models.checkpoint import load_spec
 from services.executor.models.source import resolve
 from services.executor.settings import ExecutorSettings
@@ -39,16 +39,8 @@ class Choice:
     kv: Mapping[str, str | int] = field(default_factory=dict)  # settings of KV formats by age that were given
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """How the text is cut into windows."""
-
-    context: int
-    stride: int
-
-
 def base_parser(kind: str, description: str, examples: str) -> argparse.ArgumentParser:
-    """A parser with the flags that all evaluations take; its help ends with examples."""
+    """A parser with the flags that all evaluations take beside those of models; its help ends with examples."""
     parser = argparse.ArgumentParser(
         prog=f"quire eval {kind}",
         description=description,
@@ -56,7 +48,6 @@ def base_parser(kind: str, description: str, examples: str) -> argparse.Argument
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_model_flags(parser)
     parser.add_argument("--threads", type=_natural, default=0, metavar="N", help="compute threads; 0 takes one per CPU")
     parser.add_argument(
         "--context", type=_at_least_two, metavar="N", help=f"tokens per window (default: {DEFAULT_CONTEXT})"
@@ -77,11 +68,11 @@ def add_kv_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=token_count, metavar="N", help=described)
 
 
-def candidate_choice(options: argparse.Namespace) -> Choice:
-    """What the flags of `base_parser` choose."""
-    chosen = (options.model, options.backend, options.dtype, options.kv_format, options.instruction_set)
+def choose(options: argparse.Namespace, flag: str, model: str) -> Choice:
+    """A model, computed as the flags of `add_compute_flags` say."""
+    chosen = (model, options.backend, options.dtype, options.kv_format, options.instruction_set)
     given = {name: value for name in _KV_SETTINGS if (value := getattr(options, name, None)) is not None}
-    return Choice("--model", *chosen, given)
+    return Choice(flag, *chosen, given)
 
 
 def read_text(path: str) -> str:

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from services.common import log as logs
-from services.executor.eval.compute import scored_logits
+from services.executor.eval.compute import score_text
 from services.executor.eval.measures import Fit, log_likelihoods, summarize_fit
 from services.executor.eval.options import (
-    Frame,
     add_kv_flags,
     base_parser,
-    candidate_choice,
+    choose,
     errors_told,
     find_frame,
     load,
@@ -27,8 +26,9 @@ from services.executor.eval.options import (
     token_count,
 )
 from services.executor.eval.text import Passage, tokenize
-from services.executor.eval.windows import windows
+from services.executor.eval.windows import Frame
 from services.executor.loader import LoadedModel
+from services.executor.model_flags import add_model_flags
 
 DESCRIPTION = """Measures how well a model predicts a text: the perplexity and what it is made of.
 
@@ -49,6 +49,7 @@ EXAMPLES = """examples:
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 done, 1 where the model cannot be loaded or computed, 2 for a wrong flag or text."""
     parser = base_parser("perplexity", DESCRIPTION, EXAMPLES)
+    add_model_flags(parser)
     add_kv_flags(parser)
     parser.add_argument("--text", required=True, metavar="FILE", help="the text, UTF-8")
     parser.add_argument("--tokens", type=token_count, metavar="N", help="only the first N tokens of the text")
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     logs.configure("eval", "warning", "text")
     with errors_told("perplexity"):
         text = read_text(options.text)
-        choice = candidate_choice(options)
+        choice = choose(options, "--model", options.model)
         frame = find_frame([choice], options.context, options.stride)
         model = load(choice, options.threads, frame.context)
         passage = tokenize(text, model, options.tokens)
@@ -72,14 +73,10 @@ def measure(model: LoadedModel, passage: Passage, frame: Frame, scored: Callable
     """Scores a passage; `scored` hears of tokens as they are done. Raises NOT_FINITE."""
     found = []
     byte_count = 0
-    for window in windows(len(passage.ids), frame.context, frame.stride, len(passage.prefix)):
-        at = window.first
-        for logits in scored_logits(model, passage, window):
-            targets = slice(at, at + len(logits))
-            found.append(log_likelihoods(logits, passage.ids[targets]))
-            byte_count += int(passage.byte_counts[targets].sum())
-            at = targets.stop
-            scored(len(logits))
+    for part in score_text([model], [passage], frame):
+        found.append(log_likelihoods(part.logits[0], part.targets))
+        byte_count += part.byte_count
+        scored(len(part.targets))
     return summarize_fit(np.concatenate(found), byte_count)
 
 

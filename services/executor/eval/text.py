@@ -53,6 +53,14 @@ def tokenize(text: str, model: LoadedModel, limit: int | None) -> Passage:
     return Passage(prefix, ids, byte_counts)
 
 
+def reads_alike(text: str, limit: int | None, passage: Passage, reader: LoadedModel, other: LoadedModel) -> bool:
+    """Whether another model's tokenizer makes of a text what `reader` did. Raises INVALID_FIELD as `tokenize` does."""
+    if other.tokenizer_fingerprint == reader.tokenizer_fingerprint:
+        return True
+    found = tokenize(text, other, limit)
+    return found.prefix == passage.prefix and np.array_equal(found.ids, passage.ids)
+
+
 def _byte_offsets(text: str) -> Int64:
     """Where in UTF-8 each character begins, and where the last one ends: [characters + 1]."""
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)

@@ -13,6 +13,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """How a text is cut into windows."""
+
+    context: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
     """Tokens [start, stop) of a text; those from `first` on are scored."""
 
