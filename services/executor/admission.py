@@ -52,7 +52,7 @@ def check_plan(plan: executor_pb2.StepPlan, epoch: int, last_step: int) -> None:
     count = len(plan.sequence_ids)
     if len(plan.token_limits) != count or len(plan.step_counts) != count or len(plan.draft_limits) not in (0, count):
         raise QuireError(Reason.PROTOCOL, "grants: the arrays differ in length")
-    if any(limit < 1 for limit in plan.token_limits) or any(steps < 1 for steps in plan.step_counts):
+    if min(plan.token_limits[:], default=1) < 1 or min(plan.step_counts[:], default=1) < 1:
         raise QuireError(Reason.PROTOCOL, "grants: token limits and step counts are at least 1")
     if plan.report_credit < 0:
         raise QuireError(Reason.PROTOCOL, "report_credit: at least 0")

@@ -67,13 +67,15 @@ class Ledger:
     def computed(self, sequence: Sequence) -> None:
         """Notes one step of a sequence, its credit already used and its token taken in."""
         self._changed[sequence.sequence_id] = sequence
-        low = sequence.credit.steps in (0, self.report_credit)
+        steps = sequence.credit.steps
+        low = steps == 0 or steps == self.report_credit
         if sequence.spoke:
-            self._due = self._due or low
+            if low:
+                self._due = True
             return
         sequence.spoke = bool(sequence.unreported.token_ids)
         # A prefill's progress must not flush what all others are still gathering; its next chunk must come in time.
-        if sequence.spoke or low or sequence.credit.steps == 1:
+        if sequence.spoke or low or steps == 1:
             self._urgent[sequence.sequence_id] = sequence
 
     def ended(

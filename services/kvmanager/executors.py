@@ -11,6 +11,7 @@ from services.kvmanager.events import ExecutorEvents
 from services.kvmanager.holdings import Holding, Session
 from services.kvmanager.keys import KEY_BYTES, KeySpace
 from services.kvmanager.moves import Moves
+from services.kvmanager.placement import remoteness
 from services.kvmanager.pools import Pool, PoolSpec
 from services.kvmanager.remote import RemoteContent
 from services.kvmanager.retention import Quota
@@ -58,6 +59,7 @@ class Place:
     pools: tuple[Pool, ...] = ()  # the hot ones
     node: int = -1
     distance: int = 0  # from what computes: 10 is local, 0 unknown
+    remoteness: float = 1.0
     layout: Layout = (0, 0)  # of the first group
     cached: Mapping[bytes, int] = field(default_factory=dict)  # its hot blocks by key, as they are at any time
     filling: dict[bytes, Holding] = field(default_factory=dict)  # keys of blocks that a sequence is computing
@@ -66,6 +68,7 @@ class Place:
         self.pools = tuple(ages[0] for ages in self.groups)
         first = self.pools[0]
         self.node, self.distance = first.spec.node, first.spec.distance
+        self.remoteness = remoteness(self.distance)
         self.layout, self.cached = (first.spec.group_id, first.spec.block_size), first.index.block_by_key
 
 
@@ -87,7 +90,13 @@ class Executor:
         self.events = events
         self.pools = [Pool(pool, quotas, events, clock=clock) for pool in spec.pools]
         self.places = _places(self.pools, spec.policy)
+        self.hot_pools = [pool for place in self.places for pool in place.pools]  # where new blocks come from
+        self.block_count = sum(pool.blocks.count for pool in self.hot_pools)
         self.has_lower_tiers = remote is not None or any(pool.tier != DEVICE for pool in spec.pools)
+        # Whether blocks move down and up: only where all are hot and of one cache group, else a copy of every age and
+        # group would have to come up for one prefix.
+        is_plain = not spec.policy.colder and all(len(place.groups) == 1 for place in self.places)
+        self.uses_lower_tiers = self.has_lower_tiers and is_plain
         self.keeps_elsewhere = self.has_lower_tiers or bool(spec.policy.colder)  # than in hot blocks of the device
         self._policy_name = str(spec.policy)
         self.epoch = epoch  # the newest one heard of
@@ -104,24 +113,8 @@ class Executor:
             self.moves.send_again()  # what went to an older stream may have been lost with it
 
     @property
-    def uses_lower_tiers(self) -> bool:
-        """Whether blocks move down and up. Only where all are hot and of one cache group: else a copy of every age and
-        group would have to come up for one prefix.
-        """
-        return len(self.spec.policy.colder) == 0 and all(len(place.groups) == 1 for place in self.places)
-
-    @property
-    def hot_pools(self) -> list[Pool]:
-        """Where new blocks come from."""
-        return [pool for place in self.places for pool in place.pools]
-
-    @property
     def available_count(self) -> int:
-        return sum(pool.blocks.available_count for pool in self.hot_pools)
-
-    @property
-    def block_count(self) -> int:
-        return sum(pool.blocks.count for pool in self.hot_pools)
+        return sum([pool.blocks.available_count for pool in self.hot_pools])
 
     def takes(self, key_space: KeySpace, epoch: int) -> bool:
         """Whether sequences of that epoch may be placed here. A scheduler may know a newer epoch before we do."""

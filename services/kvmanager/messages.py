@@ -39,15 +39,16 @@ def read_hello(request: kvmanager_pb2.ReserveRequest) -> str:
 
 def read_loads(loads: kvmanager_pb2.ExecutorLoads) -> list[AllowedExecutor]:
     """The executors that reservations of a message may go to. Raises PROTOCOL where that makes no sense."""
-    names, slownesses = loads.executor_ids, loads.slownesses
-    counts = (loads.running_counts, loads.queued_tokens, loads.output_tokens)
-    if any(len(column) != len(names) for column in (loads.epochs, *counts, slownesses)):
+    names, epochs, slownesses = loads.executor_ids[:], loads.epochs[:], loads.slownesses[:]
+    counts = (loads.running_counts[:], loads.queued_tokens[:], loads.output_tokens[:])
+    if any(len(column) != len(names) for column in (epochs, *counts, slownesses)):
         raise QuireError(Reason.PROTOCOL, "loads: the arrays differ in length")
     if len(set(names)) != len(names):
         raise QuireError(Reason.PROTOCOL, "loads: an executor is named twice")
-    if any(min(column, default=0) < 0 for column in counts) or not all(1 <= slow < math.inf for slow in slownesses):
+    negative = any(min(column, default=0) < 0 for column in counts)
+    if negative or not all(map(math.isfinite, slownesses)) or min(slownesses, default=1.0) < 1:
         raise QuireError(Reason.PROTOCOL, "loads: counts are at least 0, slownesses finite and at least 1")
-    return list(map(AllowedExecutor, names, loads.epochs, *counts, slownesses))
+    return list(map(AllowedExecutor, names, epochs, *counts, slownesses))
 
 
 def read_reservation(message: kvmanager_pb2.Reservation, loads: Sequence[AllowedExecutor] = ()) -> Reservation:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from services.kvmanager.executors import Executor, Layout, Place
 from services.kvmanager.matching import PromptKeys
-from services.kvmanager.placement import RUNNING_TOKENS, cost
+from services.kvmanager.placement import RUNNING_TOKENS
 from services.kvmanager.reservations import AllowedExecutor, Reservation
 
 
@@ -38,23 +38,26 @@ Bare = tuple[float, Executor, Place, AllowedExecutor]
 def narrow(executors: Mapping[str, Executor], wanted: Reservation, keys: PromptKeys) -> Narrowed:
     """Drops every place of the allowed executors that has nothing of the prompt, but for the best of them."""
     own, output, key_space = len(wanted.tokens) + RUNNING_TOKENS, wanted.output_tokens, wanted.key_space
-    first: dict[Layout, bytes | None] = {}  # the prompt's first key
+    layout: Layout | None = None
+    key: bytes | None = None  # the prompt's first, in that layout
     kept: list[Spot] = []
     bare: list[Bare] = []
     for load in wanted.executors:
         name, epoch, _, queued_tokens, _, slowness = load
         executor = executors.get(name)
-        if executor is None or not executor.takes(key_space, epoch):
+        if executor is None or not executor.connected or not executor.runs(key_space, epoch):
             continue
         beside = load.running_beside(output)
         for place in executor.places:
-            if place.layout not in first:
-                first[place.layout] = None if wanted.skip_prefix_cache else keys.first(*place.layout)
-            key = first[place.layout]
+            if place.layout != layout:
+                layout = place.layout
+                key = None if wanted.skip_prefix_cache else keys.first(*layout)
             if executor.keeps_elsewhere or key in place.filling or key in place.cached:
                 kept.append(Spot(executor, place, load))
             else:
-                bare.append((cost(own, place.distance, queued_tokens, beside, slowness), executor, place, load))
+                # `Candidate.cost`, written out: most of what a choice among many places takes is this.
+                price = (own * place.remoteness + queued_tokens + RUNNING_TOKENS * beside) * slowness
+                bare.append((price, executor, place, load))
     if bare:
         bare.sort(key=itemgetter(0))
         kept.append(_best(wanted, bare))

@@ -60,11 +60,16 @@ class Candidate:
 
     @property
     def cost(self) -> float:
-        """Prompt tokens that the executor computes before this sequence's first output, all else converted."""
+        """Prompt tokens that the executor computes before this sequence's first output, all else converted.
+
+        What the sequence itself reads of KV it reads over the distance: its own work costs in proportion. So do the
+        blocks that it will read with every output token, as much as they fill of the executor's time: that of one
+        running sequence.
+        """
         computed = self.prompt_tokens - self.cached_tokens - self.loadable_tokens
         own = computed + self.loadable_tokens / LOAD_SHARE + RUNNING_TOKENS
         running = self.running_count if self.running_beside is None else self.running_beside
-        return cost(own, self.distance, self.queued_tokens, running, self.slowness)
+        return (own * remoteness(self.distance) + self.queued_tokens + RUNNING_TOKENS * running) * self.slowness
 
     @property
     def share_left(self) -> float:
@@ -72,15 +77,9 @@ class Candidate:
         return min((need.room - need.new_count) / need.pool_count for need in self.needs)
 
 
-def cost(own: float, distance: int, queued_tokens: int, running_count: float, slowness: float) -> float:
-    """Of a place, in prompt tokens; `own` are the sequence's, and what it will add as one that runs.
-
-    What the sequence itself reads of KV it reads over the distance: its own work costs in proportion. So do the blocks
-    that it will read with every output token, as much as they fill of the executor's time: that of one running
-    sequence.
-    """
-    remote = max(distance, LOCAL_DISTANCE) / LOCAL_DISTANCE
-    return (own * remote + queued_tokens + RUNNING_TOKENS * running_count) * slowness
+def remoteness(distance: int) -> float:
+    """How many times as long reading takes over a distance as at hand."""
+    return max(distance, LOCAL_DISTANCE) / LOCAL_DISTANCE
 
 
 class Decision(NamedTuple):

@@ -57,10 +57,11 @@ class AllowedExecutor(NamedTuple):
 
     def running_beside(self, output_tokens: int) -> float:
         """Sequences that run beside a newcomer on average over so many tokens of its output (0: unknown), at most."""
-        running = self.running_count
-        if not output_tokens or not self.output_tokens:
+        _, _, running, _, left, _ = self
+        if not output_tokens or not left:
             return running
-        return min(running, max(self.output_tokens, running) / output_tokens)
+        beside = (left if left > running else running) / output_tokens
+        return beside if beside < running else running
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def reserve(state: State, now: float) -> list[kvmanager_pb2.ReserveRequest]:
     asks = [*_ask_forks(state), *_admissions(state, now)]
     executors = dict.fromkeys(chain.from_iterable(allowed for _, allowed in asks))
     loads = state_loads(list(executors))
-    places = {executor: place for place, executor in enumerate(executors)}
+    places: dict[Executor, int] = {}
     tokens = 0
     for reservation, allowed in asks:
         tokens += len(reservation.token_ids)
@@ -70,6 +70,7 @@ def reserve(state: State, now: float) -> list[kvmanager_pb2.ReserveRequest]:
         if not message.reservations:
             message.loads.MergeFrom(loads)
         if len(allowed) < len(executors):
+            places = places or {executor: place for place, executor in enumerate(executors)}
             reservation.load_indexes.extend(places[executor] for executor in allowed)
         message.reservations.append(reservation)
     if message.ByteSize():

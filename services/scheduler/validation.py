@@ -27,7 +27,7 @@ def check_submit(submit: scheduler_pb2.Submit, model: types_pb2.ModelDescription
         raise invalid("sampling.seed", "must be set")
     if not submit.prompt_token_ids:
         raise invalid("prompt_token_ids", "at least one is needed")
-    check_ids("prompt_token_ids", submit.prompt_token_ids, model.vocab_size)
+    check_ids("prompt_token_ids", submit.prompt_token_ids[:], model.vocab_size)  # a list: many times as fast
     if not submit.stop.HasField("max_tokens") or submit.stop.max_tokens < 1:
         raise invalid("stop.max_tokens", "must be set, at least 1")
     total = len(submit.prompt_token_ids) + submit.stop.max_tokens
