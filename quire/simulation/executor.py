@@ -118,9 +118,11 @@ class ModelledExecutor:
 
     def _finish(self, ledger: Ledger, rows: list[tuple[ModelledSequence, int]], seconds: float) -> None:
         self._is_computing = False
-        tokens = sum(count for _, count in rows)
+        tokens = sampled = 0
+        for sequence, count in rows:
+            tokens += count
+            sampled += sequence.computed + count == sequence.known
         self._count(len(rows), tokens, seconds)
-        sampled = sum(sequence.computed + count == sequence.known for sequence, count in rows)
         if ledger is self._ledger:  # else the step belongs to an epoch that is over
             for sequence, count in rows:
                 if self.sequences.get(sequence.sequence_id) is sequence:

@@ -34,6 +34,7 @@ class SimulatedGateway(Service):
         self.model = ""
         self.open: dict[int, Open] = {}  # by handle
         self.on_end: Callable[[], object] = lambda: None
+        self.is_done = not len(load)
         self._load = load
         self._coming = iter(load)
         self._next = next(self._coming, None)
@@ -42,10 +43,6 @@ class SimulatedGateway(Service):
         self._max_tokens = max_tokens
         self._message_seconds = message_seconds
         self._outbox = scheduler_pb2.ServeRequest()
-
-    @property
-    def is_done(self) -> bool:
-        return self.measures.ended_count == len(self._load)
 
     def start(self) -> None:
         """Lets the load begin."""
@@ -106,6 +103,7 @@ class SimulatedGateway(Service):
         for end in message.ended:
             failure = end.error.reason if end.reason == ERROR else ""
             measures.ended(requests.pop(end.handle), failure, seen)
+            self.is_done = measures.ended_count == len(self._load)
             self.on_end()
             if self._load.concurrency is not None:
                 self._arrive_now()

@@ -19,8 +19,10 @@ LEASE_SECONDS = 10.0
 class SimulatedKvManager:
     """What the servicer does around the core, for one scheduler."""
 
-    def __init__(self, timeline: Timeline, message_seconds: float, stolen: Callable[[float], None]) -> None:
-        self.manager = KvManager(LEASE_SECONDS)
+    def __init__(
+        self, timeline: Timeline, manager: KvManager, message_seconds: float, stolen: Callable[[float], None]
+    ) -> None:
+        self.manager = manager
         self.service = Service(timeline, message_seconds, stolen)
         self.send: Callable[[kvmanager_pb2.ReserveResponse, float], None] = lambda response, delay: None
         self._timeline = timeline

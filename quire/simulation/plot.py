@@ -15,7 +15,7 @@ from quire.simulation.run import Run
 
 def draw(runs: Sequence[Run], path: Path) -> None:
     """Writes the picture in the format that the file's name ends with. Raises OSError, ValueError."""
-    figure = Figure(figsize=(12, 8), layout="constrained")
+    figure = Figure(figsize=(10, 6.5), layout="constrained")
     throughput, tenants, first, gap = figure.subplots(2, 2).flat
     for run in runs:
         name = run.report["policy"]
@@ -36,7 +36,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=80)
 
 
 def _rates(served: Sequence[Series]) -> tuple[list[float], list[float]]:

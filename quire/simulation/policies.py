@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from quire.simulation.executor import ModelledExecutor, PaddedExecutor
+from services.kvmanager.manager import KvManager
 from services.scheduler.loop import limits
 from services.scheduler.policy import PolicyName
 from services.scheduler.settings import SchedulerSettings
@@ -14,11 +16,12 @@ NAMES = ("fair", "fcfs", "static", "no-preemption")
 
 
 class Policy(NamedTuple):
-    """How a scheduler and its executors batch."""
+    """How a scheduler and its executors batch, and what places sequences."""
 
     name: str
     limits: Limits
     executor: type[ModelledExecutor] = ModelledExecutor
+    kvmanager: Callable[[float], KvManager] = KvManager  # given the seconds of a lease
 
 
 def policy(name: str, settings: SchedulerSettings) -> Policy:

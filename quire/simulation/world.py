@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.simulation.gateway import SimulatedGateway
-from quire.simulation.kvmanager import SimulatedKvManager
+from quire.simulation.kvmanager import LEASE_SECONDS, SimulatedKvManager
 from quire.simulation.load import Load, Prompts, Tenant
 from quire.simulation.measures import Measures, Targets
 from quire.simulation.network import Fate, Link, Network, on_time
@@ -59,7 +59,9 @@ class World:
             policy.executor(self.timeline, describe(scenario, index), scenario.machine.cost, self._take_stolen)
             for index in range(scenario.executor_count)
         ]
-        self.kvmanager = SimulatedKvManager(self.timeline, message_seconds, self._steal)
+        self.kvmanager = SimulatedKvManager(
+            self.timeline, policy.kvmanager(LEASE_SECONDS), message_seconds, self._steal
+        )
         state = State(tuple(f"executor-{index}" for index in range(len(self.executors))), policy.limits)
         self.scheduler = SimulatedScheduler(self.timeline, state, message_seconds, self._steal)
         lengths = scenario.load.lengths
