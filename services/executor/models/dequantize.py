@@ -12,7 +12,7 @@ from services.executor.models.weights import Bytes, QuantizedTensor, Tensor, loa
 
 Float32 = NDArray[np.float32]
 _PIECE_VALUES = 1 << 16
-_PIECE_ROWS = 32  # of quantized matrices, whose rows may lie beside each other in one word
+_PIECE_ROWS = 128  # of quantized matrices, whose rows may lie beside each other in one word
 
 
 def to_float32(tensor: Tensor) -> Float32:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from services.executor.models.weights import QuantizedTensor
-from services.executor.quant.bits import UInt32, pack_bits, unpack_bits
+from services.executor.quant.bits import UInt32, pack_bits
 from services.executor.quant.groups import group_count, group_width
 from services.executor.quant.matrix import GroupedFormat, GroupedMatrix, UInt8
 from services.executor.quant.parts import FLOATS, Part, StoredLayer
@@ -21,8 +21,6 @@ BITS = 4
 PARTS = frozenset(("qweight", "qzeros", "scales"))
 _ORDER = np.array((0, 2, 4, 6, 1, 3, 5, 7))
 """The output that each nibble of a word holds, from the low bits up."""
-_PLACE = np.argsort(_ORDER)
-"""The nibble that holds each output."""
 
 
 class AwqScheme:
@@ -46,9 +44,9 @@ class AwqScheme:
         def read(start: int, stop: int) -> GroupedMatrix:
             return GroupedMatrix(
                 bits=BITS,
-                codes=np.ascontiguousarray(_unpack(words, start, stop).T),
+                codes=_unpack(words, start, stop),
                 scales=np.ascontiguousarray(scales.floats(slice(None), slice(start, stop)).T),
-                zeros=np.ascontiguousarray(_unpack(zero_words, start, stop).T.astype(np.int16)),
+                zeros=_unpack(zero_words, start, stop).astype(np.int16),
                 group_size=width,
             )
 
@@ -75,11 +73,14 @@ def pack(matrix: GroupedMatrix) -> dict[str, Part]:
 
 
 def _unpack(words: UInt32, start: int, stop: int) -> UInt8:
-    """Outputs start..stop of words [n, N / 8]."""
+    """Outputs [stop - start, n] of words [n, N / 8]."""
     first, last = start // 8, -(-stop // 8)
-    nibbles = unpack_bits(words[:, first:last], BITS, (last - first) * 8)
-    outputs = nibbles.reshape(len(words), -1, 8)[..., _PLACE].reshape(len(words), -1)
-    return outputs[:, start - first * 8 : stop - first * 8]
+    columns = np.ascontiguousarray(words[:, first:last].T, "<u4").view(np.uint8).reshape(last - first, -1, 4)
+    out = np.empty((last - first, 8, len(words)), np.uint8)
+    for nibble, output in enumerate(_ORDER):
+        np.right_shift(columns[..., nibble // 2], np.uint8(nibble % 2 * 4), out=out[:, output])
+    out &= np.uint8(15)
+    return out.reshape(-1, len(words))[start - first * 8 : stop - first * 8]
 
 
 def _pack(values: UInt8) -> UInt32:

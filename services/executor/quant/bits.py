@@ -1,8 +1,10 @@
-"""Small integers without gaps in 32-bit words: value i of a row lies at its bits i * width on, low bits first."""
+"""Small integers without gaps in 32-bit words: value i of a row lies at its bits i * width on, low bits first.
+
+Widths are 1 to 4, and 8. Eight values at a time: fields that are spread over 64 bits, one a byte, are drawn together in
+pairs, pairs of pairs and halves, and the other way round.
+"""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,36 +22,32 @@ def word_count(values: int, bits: int) -> int:
 def pack_bits(values: UInt8, bits: int) -> UInt32:
     """[..., n] below 2 ** bits to [..., words]; unused bits are 0. Values may cross the end of a word."""
     *lead, count = values.shape
-    step, size = _period(bits)
     padded = np.zeros((*lead, -(-count // 32) * 32), np.uint8)
     padded[..., :count] = values
-    groups = padded.reshape(*lead, -1, step)
-    out = np.zeros((*groups.shape[:-1], size), np.uint8)
-    for i in range(step):
-        byte, shift = divmod(i * bits, 8)
-        out[..., byte] |= groups[..., i] << shift
-        if shift + bits > 8:
-            out[..., byte + 1] |= groups[..., i] >> (8 - shift)
-    return out.reshape(*lead, -1).view("<u4")[..., : word_count(count, bits)]
+    eights = padded.view("<u8")
+    for fields in (1, 2, 4):
+        eights |= eights >> np.uint64(fields * (8 - bits))
+        eights &= _mask(bits, fields * 2)
+    data = np.ascontiguousarray(padded.reshape(*lead, -1, 8)[..., :bits])
+    return data.reshape(*lead, -1).view("<u4")[..., : word_count(count, bits)]
 
 
 def unpack_bits(words: UInt32, bits: int, count: int) -> UInt8:
     """The first `count` values [..., count] of words [..., at least as many as they take]."""
-    *lead, words_per_row = words.shape
-    step, size = _period(bits)
+    *lead, size = words.shape
     data = np.ascontiguousarray(words, "<u4").view(np.uint8)
-    if words_per_row * 4 % size:
-        data = np.concatenate((data, np.zeros((*lead, size - words_per_row * 4 % size), np.uint8)), axis=-1)
-    groups = data.reshape(*lead, -1, size)
-    out = np.empty((*groups.shape[:-1], step), np.uint8)
-    mask = np.uint8((1 << bits) - 1)
-    for i in range(step):
-        byte, shift = divmod(i * bits, 8)
-        value = groups[..., byte] >> shift
-        if shift + bits > 8:
-            value |= groups[..., byte + 1] << (8 - shift)
-        np.bitwise_and(value, mask, out=out[..., i])
-    return out.reshape(*lead, -1)[..., :count]
+    if bits == 8:
+        return data[..., :count]
+    whole, rest = divmod(size * 4, bits)
+    out = np.zeros((*lead, whole + (rest > 0), 8), np.uint8)
+    out[..., :whole, :bits] = data[..., : whole * bits].reshape(*lead, whole, bits)
+    if rest:
+        out[..., whole, :rest] = data[..., whole * bits :]
+    eights = out.reshape(*lead, -1).view("<u8")
+    for fields in (4, 2, 1):
+        eights |= eights << np.uint64(fields * (8 - bits))
+        eights &= _mask(bits, fields)
+    return eights.view(np.uint8)[..., :count]
 
 
 def unpack_window(words: UInt32, bits: int, start: int, stop: int) -> UInt8:
@@ -59,7 +57,7 @@ def unpack_window(words: UInt32, bits: int, start: int, stop: int) -> UInt8:
     return unpack_bits(window, bits, stop - first * 32)[..., start % 32 :]
 
 
-def _period(bits: int) -> tuple[int, int]:
-    """After how many values, and bytes, a value begins with a byte again."""
-    shared = math.gcd(bits, 8)
-    return 8 // shared, bits // shared
+def _mask(bits: int, fields: int) -> np.uint64:
+    """The low fields * bits of each fields * 8 bits."""
+    ones = (1 << fields * bits) - 1
+    return np.uint64(sum(ones << at for at in range(0, 64, fields * 8)))

@@ -84,15 +84,16 @@ class GroupedMatrix:
         """All values, fp32 [N, K]. Of a large matrix, take some rows first."""
         out = self.codes.astype(np.float32)
         rows, columns = self.shape
+        zeros = self.zeros.astype(np.float32)
         with np.errstate(invalid="ignore"):  # scales that are not finite: who uses the values looks for them
             if self.group_index is None and columns % self.group_size == 0:
                 groups = out.reshape(rows, -1, self.group_size)
-                groups -= self.zeros[..., None]
+                groups -= zeros[..., None]
                 groups *= self.scales[..., None]
             else:
-                index = self.column_groups()
-                out -= self.zeros[:, index]
-                out *= self.scales[:, index]
+                index = self.column_groups().astype(np.intp)
+                out -= zeros.take(index, axis=1, mode="clip")  # in range, and faster so
+                out *= self.scales.take(index, axis=1, mode="clip")
         return out
 
     def column_groups(self) -> Int32:
