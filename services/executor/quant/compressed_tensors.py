@@ -92,6 +92,8 @@ class CompressedTensorsScheme:
         sparse = label.get("sparsity_config") or {}
         if sparse and sparse.get("format", "dense") != "dense":
             raise load_failed(f"quantization_config: sparse format {sparse['format']} is not supported")
+        if label.get("transform_config"):
+            raise load_failed("quantization_config: transform_config: transformed weights are not supported")
         groups = label.get("config_groups")
         if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
             raise load_failed(f"quantization_config: config_groups is {groups!r}, expected groups of layers")

@@ -191,6 +191,7 @@ STATED = label("pack-quantized", integer_weights(4, 32), None)
     [
         ({"format": "nvfp4-pack-quantized"}, "format is 'nvfp4-pack-quantized'"),
         ({"sparsity_config": {"format": "sparse-bitmask"}}, "sparse format sparse-bitmask"),
+        ({"transform_config": {"config_groups": {}}}, "transformed weights"),
         ({"config_groups": None}, "config_groups is None"),
         ({"config_groups": {"a": {"targets": ["Linear"]}}}, "expected targets, weights"),
         ({"config_groups": {"a": group(["Linear"], {"num_bits": 6})}}, "num_bits is 6"),
