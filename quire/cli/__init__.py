@@ -20,6 +20,7 @@ COMMANDS = {
     "keys": "make API keys of tenants",
     "bench": "measure the engine or a whole serving stack",
     "eval": "measure how well a model computes: perplexity, agreement with a reference",
+    "quantize": "make a smaller checkpoint of a model: GPTQ, AWQ, INT8, FP8",
     "simulate": "what a load would see of schedulers and caches, without a model",
     "serve": "run one service in the foreground (compose, Kubernetes)",
     "health": "ask a service whether it is ready",

@@ -31,19 +31,56 @@ class Batch:
     attention: AttentionPlan
 
 
+class LayerPass:
+    """How a layer computes: what its four groups of matrices multiply, and what becomes of the products."""
+
+    def __init__(self, spec: ModelSpec, linear: Linear) -> None:
+        self._spec, self._linear = spec, linear
+        self._scale = 1.0 / math.sqrt(spec.head_size)
+
+    def attention_inputs(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        """What q, k and v multiply [P, H]."""
+        return rms_norm(x, layer.attention_norm, self._spec.norm_epsilon)
+
+    def mixed(self, layer: LayerWeights, normed: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
+        """What o multiplies [P, heads * head size]: values mixed by attention. Writes KV of the T tokens."""
+        spec = self._spec
+        qkv = self._linear(normed, layer.qkv, layer.qkv_bias).view(normed.shape[0], -1, spec.head_size)
+        rotate_(qkv[:, : spec.head_count + spec.kv_head_count], batch.cos, batch.sin)
+        kv_write(cache.hot, qkv[: batch.slots.shape[0], spec.head_count :], batch.slots)
+        return paged_attention(qkv[:, : spec.head_count], cache.hot, batch.attention, self._scale, cache.colder)
+
+    def after_attention(self, layer: LayerWeights, x: Tensor, mixed: Tensor) -> Tensor:
+        """The residual stream between attention and MLP [P, H]."""
+        return x + self._linear(mixed, layer.o, layer.o_bias)
+
+    def mlp_inputs(self, layer: LayerWeights, x: Tensor) -> Tensor:
+        """What gate and up multiply [P, H]."""
+        return rms_norm(x, layer.mlp_norm, self._spec.norm_epsilon)
+
+    def activated(self, layer: LayerWeights, normed: Tensor) -> Tensor:
+        """What down multiplies [P, intermediate size]."""
+        return silu_mul(self._linear(normed, layer.gate_up, layer.gate_up_bias))
+
+    def after_mlp(self, layer: LayerWeights, x: Tensor, activated: Tensor) -> Tensor:
+        """The layer's output [P, H]."""
+        return x + self._linear(activated, layer.down, layer.down_bias)
+
+
 class TorchModel:
     """Weights and how to apply them."""
 
     def __init__(self, spec: ModelSpec, weights: ModelWeights, linear: Linear) -> None:
         self._spec, self._weights, self._linear = spec, weights, linear
-        self._scale = 1.0 / math.sqrt(spec.head_size)
+        self._layer = LayerPass(spec, linear)
 
     def hidden(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
         """The last layer's output [P, H], before the final norm. Writes KV of the T tokens into one cache per layer."""
         x = F.embedding(batch.token_ids, self._weights.embedding).to(self._linear.dtype)
+        run = self._layer
         for layer, cache in zip(self._weights.layers, caches, strict=True):
-            x = x + self._attention(layer, rms_norm(x, layer.attention_norm, self._spec.norm_epsilon), batch, cache)
-            x = x + self._mlp(layer, rms_norm(x, layer.mlp_norm, self._spec.norm_epsilon))
+            x = run.after_attention(layer, x, run.mixed(layer, run.attention_inputs(layer, x), batch, cache))
+            x = run.after_mlp(layer, x, run.activated(layer, run.mlp_inputs(layer, x)))
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -54,14 +91,3 @@ class TorchModel:
             hidden = F.pad(hidden, (0, 0, 0, padded - count))
         normed = rms_norm(hidden, self._weights.final_norm, self._spec.norm_epsilon)
         return self._linear(normed, self._weights.head)[:count].float()
-
-    def _attention(self, layer: LayerWeights, x: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
-        spec = self._spec
-        qkv = self._linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, spec.head_size)
-        rotate_(qkv[:, : spec.head_count + spec.kv_head_count], batch.cos, batch.sin)
-        kv_write(cache.hot, qkv[: batch.slots.shape[0], spec.head_count :], batch.slots)
-        mixed = paged_attention(qkv[:, : spec.head_count], cache.hot, batch.attention, self._scale, cache.colder)
-        return self._linear(mixed, layer.o, layer.o_bias)
-
-    def _mlp(self, layer: LayerWeights, x: Tensor) -> Tensor:
-        return self._linear(silu_mul(self._linear(x, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)

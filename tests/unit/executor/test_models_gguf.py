@@ -49,7 +49,7 @@ def write_gguf(
     architecture: str = "llama",
     rope_factors: np.ndarray | None = None,
     skip: str = "",
-    **numbers: int,
+    **fields: int | str,
 ) -> Path:
     """The folder's weights as a GGUF file, matrices in format `kind`."""
     writer = gguf.GGUFWriter(path, architecture)
@@ -65,8 +65,9 @@ def write_gguf(
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_eot_token_id(5)
-    for key, value in numbers.items():
-        writer.add_uint32(key.replace("__", "."), value)
+    for key, value in fields.items():
+        add = writer.add_string if isinstance(value, str) else writer.add_uint32
+        add(key.replace("__", "."), value)
     for name, tensor in load_file(folder / "model.safetensors").items():
         if architecture == "llama" and "q_proj" in name:
             tensor = permute(tensor, HEADS)

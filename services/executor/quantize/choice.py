@@ -1,0 +1,45 @@
+"""What a user may ask for, checked as far as that needs no model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from services.common.errors import invalid
+
+MethodName = Literal["rtn", "gptq", "awq", "smoothquant", "fp8"]
+ScaleShape = Literal["channel", "tensor", "block"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """None leaves it to the method. Raises INVALID_FIELD for what the method has no use for."""
+
+    method: MethodName
+    bits: int | None = None
+    group_size: int | None = None  # -1: one scale a row
+    is_symmetric: bool | None = None
+    act_order: bool = False
+    fp8_scales: ScaleShape | None = None
+
+    def __post_init__(self) -> None:
+        method = self.method
+        if method in ("smoothquant", "fp8"):
+            if self.bits not in (None, 8):
+                raise invalid("--bits", f"{method} has 8, not {self.bits}")
+            if self.group_size is not None:
+                raise invalid("--group-size", f"{method} has no groups")
+            if self.is_symmetric is False:
+                raise invalid("--asymmetric", f"{method} is symmetric")
+        if self.act_order and method != "gptq":
+            raise invalid("--act-order", f"it is gptq's, not {method}'s")
+        if self.fp8_scales is not None and method != "fp8":
+            raise invalid("--scales", f"it is fp8's, not {method}'s")
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationSize:
+    """How much text."""
+
+    samples: int
+    context: int  # tokens of a sample

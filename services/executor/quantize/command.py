@@ -1,0 +1,147 @@
+"""`quire quantize`: a smaller checkpoint of a model, which other programs load too."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from tqdm import tqdm
+
+from services.common import log as logs
+from services.common.errors import QuireError, Reason, invalid
+from services.executor.models.source import resolve
+from services.executor.quantize.choice import CalibrationSize, Choice, MethodName, ScaleShape
+
+if TYPE_CHECKING:
+    from services.executor.quantize.run import Report
+
+DESCRIPTION = """Makes a quantized checkpoint: a folder in Hugging Face's layout.
+
+The matrices of all layers are quantized; the embedding and the head stay as they are. Layers are read, quantized and
+written one after the other, so the memory needed is that of one layer and of the calibration text's activations. A run
+that was ended goes on where it was when it is started again with the same flags.
+
+  rtn          each weight to its nearest number; needs no text
+  gptq         later columns make up for the error of those before (GPTQ format)
+  awq          weights that large inputs meet are rounded more finely (AWQ format; of other than 4 bits, GPTQ format)
+  smoothquant  int8 weights and inputs, whose outliers weights have taken over (compressed-tensors)
+  fp8          e4m3 weights and inputs; needs no text (compressed-tensors)"""
+
+EXAMPLES = """examples:
+  quire quantize smollm2 --method gptq --calibration book.txt --out smollm2-gptq
+  quire quantize ~/models/my-llama --method awq --bits 4 --group-size 64 --calibration book.txt --out my-llama-awq
+  quire quantize ~/models/my-llama --method gptq --bits 3 --act-order --out my-llama-gptq3   # on text of its own
+  quire quantize ~/models/my-llama --method fp8 --scales block --out my-llama-fp8"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0 done, 1 where the model cannot be loaded or computed, 2 for a wrong flag or text."""
+    options = _parser().parse_args(argv)
+    logs.configure("quantize", "warning", "text")
+    from services.executor.quantize.run import Request, quantize_model  # not for --help: torch takes its time
+
+    out = Path(options.out)
+    try:
+        request = Request(
+            source=options.model,
+            path=resolve(options.model),
+            choice=Choice(
+                options.method, options.bits, options.group_size, options.symmetric, options.act_order, options.scales
+            ),
+            text=None if options.calibration is None else _read_text(options.calibration),
+            size=CalibrationSize(options.samples, options.context),
+            threads=options.threads,
+        )
+        report = quantize_model(request, out, _bar)
+    except QuireError as error:
+        print(f"quire quantize: {error}", file=sys.stderr)
+        return 2 if error.reason is Reason.INVALID_FIELD else 1
+    print(json.dumps(_plain(report, options.model, out)) if options.json else _table(report, out), flush=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="quire quantize",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help="folder, .gguf file, hub id or catalogue entry")
+    parser.add_argument("--out", required=True, metavar="DIR", help="an empty or new folder, or an unfinished one")
+    parser.add_argument("--method", choices=get_args(MethodName), default="gptq", help="(default: gptq)")
+    parser.add_argument("--bits", type=int, choices=(2, 3, 4, 8), help="per weight (default: 4)")
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        choices=(32, 64, 128, -1),
+        help="columns that share a scale, -1 for all (default: the largest that divides all widths)",
+    )
+    signs = parser.add_mutually_exclusive_group()
+    signs.add_argument("--symmetric", action="store_true", default=None, help="around zero (default: but for awq)")
+    signs.add_argument("--asymmetric", dest="symmetric", action="store_false", help="with a zero point per group")
+    parser.add_argument("--act-order", action="store_true", help="gptq takes columns of large inputs first")
+    parser.add_argument(
+        "--scales", choices=get_args(ScaleShape), help="what shares a scale in fp8 (default: channel; block: 128x128)"
+    )
+    parser.add_argument(
+        "--calibration", metavar="FILE", help="text, UTF-8 (default: what the model writes itself, which takes a while)"
+    )
+    parser.add_argument("--samples", type=_positive, default=128, metavar="N", help="of the text (default: 128)")
+    parser.add_argument("--context", type=_positive, default=512, metavar="N", help="tokens a sample (default: 512)")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads; 0 leaves it to torch")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
+    return parser
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_bytes().decode("utf-8")
+    except OSError as error:
+        raise invalid("--calibration", f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise invalid("--calibration", f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+@contextmanager
+def _bar(what: str, done: int, total: int, unit: str) -> Iterator[Callable[[int], object]]:
+    """On standard error, where that is a terminal; shows the time left."""
+    with tqdm(desc=what, initial=done, total=total, unit=unit, file=sys.stderr, disable=None) as bar:
+        yield bar.update
+
+
+def _plain(report: Report, source: str, out: Path) -> dict[str, Any]:
+    return {
+        "model": source,
+        "out": str(out),
+        "quantization": str(report.recipe),
+        "source_bytes": report.source_bytes,
+        "bytes": report.bytes,
+        "matrix_bits": round(report.matrix_bits, 4),
+        "samples": report.samples,
+        "seconds": round(report.seconds, 2),
+    }
+
+
+def _table(report: Report, out: Path) -> str:
+    lines = [
+        f"{out}: {report.recipe}",
+        f"weights               {report.bytes / 1e6:10,.1f} MB, from files of {report.source_bytes / 1e6:,.1f} MB",
+        f"matrices of layers    {report.matrix_bits:10.3f} bits per weight, with scales",
+        f"calibration           {report.samples:10} samples" if report.samples else "calibration                 none",
+        f"time                  {report.seconds:10,.0f} s",
+    ]
+    return "\n".join(lines)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value

@@ -1,0 +1,141 @@
+"""What is made of each matrix, and how the files say so: decided before any weight is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from services.common.errors import invalid
+from services.executor.models.spec import ModelSpec
+from services.executor.models.weights import expected_shapes
+from services.executor.quant import awq, compressed_tensors_pack, gptq
+from services.executor.quant.matrix import Fp8Matrix, GroupedMatrix, QuantizedMatrix
+from services.executor.quant.parts import Part
+from services.executor.quantize.choice import Choice, MethodName, ScaleShape
+from services.executor.quantize.grid import Grid
+from services.executor.quantize.hf_names import module_name
+from services.executor.quantize.layer import matrix_names
+
+FP8_BLOCK = (128, 128)
+GROUP_SIZES = (128, 64, 32)
+_NEEDS_TEXT = ("gptq", "awq", "smoothquant")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One method, and a grid for each matrix by canonical name (none where the method is fp8)."""
+
+    method: MethodName
+    grids: Mapping[str, Grid]
+    act_order: bool
+    fp8_scales: ScaleShape
+
+    @property
+    def needs_text(self) -> bool:
+        return self.method in _NEEDS_TEXT
+
+    def fp8_block(self, rows: int, columns: int) -> tuple[int, int]:
+        """Rows and columns that share a scale, in a matrix of that shape."""
+        return {"channel": (1, columns), "tensor": (rows, columns), "block": FP8_BLOCK}[self.fp8_scales]
+
+    def __str__(self) -> str:
+        if self.method == "fp8":
+            return f"fp8 e4m3, one scale a {self.fp8_scales}"
+        grid = self._common
+        sign = "symmetric" if grid.is_symmetric else "asymmetric"
+        groups = "one scale a row" if grid.group_size is None else f"groups of {grid.group_size}"
+        order = ", act-order" if self.act_order else ""
+        return f"{self.method}, {grid.bits} bits, {groups}, {sign}{order}"
+
+    def pack(self, matrix: QuantizedMatrix) -> dict[str, Part]:
+        """The tensors that hold a matrix in the files."""
+        if isinstance(matrix, Fp8Matrix):
+            return compressed_tensors_pack.pack_fp8(matrix, "BF16")
+        if self.method == "smoothquant":
+            return compressed_tensors_pack.pack_bytes(matrix, "BF16")
+        return awq.pack(matrix) if self._is_awq else gptq.pack(matrix, _zero_format(matrix))
+
+    def label(self) -> dict[str, Any]:
+        """The `quantization_config` of the checkpoint."""
+        if self.method == "fp8":
+            block = FP8_BLOCK if self.fp8_scales == "block" else None
+            weights = compressed_tensors_pack.fp8_weights(self.fp8_scales, block)
+            return compressed_tensors_pack.label("float-quantized", weights, self._fp8_inputs())
+        grid = self._common
+        group_size = -1 if grid.group_size is None else grid.group_size
+        if self.method == "smoothquant":
+            weights = compressed_tensors_pack.integer_weights(grid.bits, group_size)
+            return compressed_tensors_pack.label("int-quantized", weights, compressed_tensors_pack.INT8_INPUTS)
+        if self._is_awq:
+            return awq.label(group_size)
+        label = gptq.label(
+            grid.bits,
+            group_size,
+            is_symmetric=grid.is_symmetric,
+            is_ordered=self.act_order,
+            zero_format=_zero_format(grid),
+        )
+        others = {name: own for name, own in self.grids.items() if own != grid}
+        return label | (
+            {"dynamic": {_exactly(name): _difference(own) for name, own in others.items()}} if others else {}
+        )
+
+    def _fp8_inputs(self) -> dict[str, Any]:
+        inputs = dict(compressed_tensors_pack.FP8_INPUTS)
+        return inputs | ({"strategy": "group", "group_size": FP8_BLOCK[1]} if self.fp8_scales == "block" else {})
+
+    @property
+    def _is_awq(self) -> bool:
+        """AWQ's own format holds 4 bits only; other grids that AWQ found are written as GPTQ's."""
+        return self.method == "awq" and all(grid.bits == awq.BITS for grid in self.grids.values())
+
+    @property
+    def _common(self) -> Grid:
+        """What most matrices have."""
+        grids = list(self.grids.values())
+        return max(grids, key=grids.count)
+
+
+def plan(choice: Choice, spec: ModelSpec) -> Recipe:
+    """The same grid for every matrix. Raises INVALID_FIELD for groups that do not fit the model."""
+    fp8_scales = choice.fp8_scales or "channel"
+    if choice.method == "fp8":
+        return Recipe("fp8", {}, False, fp8_scales)
+    if choice.method == "smoothquant":
+        grid = Grid(8, None, True, torch.bfloat16)
+    else:
+        is_symmetric = choice.method != "awq" if choice.is_symmetric is None else choice.is_symmetric
+        grid = Grid(choice.bits or 4, _group_size(choice.group_size, spec), is_symmetric, torch.float16)
+    return Recipe(choice.method, dict.fromkeys(matrix_names(spec), grid), choice.act_order, fp8_scales)
+
+
+def _group_size(asked: int | None, spec: ModelSpec) -> int | None:
+    """Columns of a group; None for all. Other programs take no short last groups, so none are made."""
+    shapes = expected_shapes(spec)
+    widths = {shapes[name][1]: name for name in reversed(matrix_names(spec))}
+    if asked == -1:
+        return None
+    for size in (asked,) if asked else GROUP_SIZES:
+        if not any(width % size for width in widths):
+            return size
+    if asked is None:
+        return None
+    width, name = next((width, name) for width, name in reversed(widths.items()) if width % asked)
+    raise invalid("--group-size", f"{name} has {width} columns, which groups of {asked} do not divide")
+
+
+def _zero_format(matrix: GroupedMatrix | Grid) -> gptq.ZeroFormat:
+    """Zero points of 3 bits are only read right everywhere as they are."""
+    return "gptq_v2" if matrix.bits == 3 else "gptq"
+
+
+def _exactly(name: str) -> str:
+    return f"+:^{re.escape(module_name(name))}$"
+
+
+def _difference(grid: Grid) -> dict[str, Any]:
+    return {"bits": grid.bits, "group_size": grid.group_size or -1, "sym": grid.is_symmetric}
