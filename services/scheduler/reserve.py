@@ -133,11 +133,12 @@ def _candidates(serving: list[Executor]) -> list[Executor]:
 
 
 def _fits(state: State, sequence: Sequence, executor: Executor) -> bool:
-    """Whether a preempted sequence may come back: not before every running one could grow by a block as well."""
-    if not executor.running or executor.available_blocks is None:
+    """Whether a preempted sequence may come back: not before every one that grows there could by a block as well."""
+    growing = sum(not other.request.held for other in executor.running.values())
+    if not growing or executor.available_blocks is None:
         return True
     wanted = executor.blocks_of(len(sequence.token_ids) + state.limits.lookahead_tokens)
-    return wanted + len(executor.running) <= executor.available_blocks
+    return wanted + growing <= executor.available_blocks
 
 
 def _ask_forks(state: State) -> list[Ask]:

@@ -147,6 +147,23 @@ def test_a_search_goes_on_beside_one_that_its_client_holds() -> None:
     assert_idle(harness)
 
 
+@pytest.mark.parametrize("blocks", range(7, 12))
+def test_a_search_goes_on_beside_a_held_one_that_leaves_few_blocks(blocks: int) -> None:
+    """Its forks are refused while others are asked for: the last answer lets a path that rests make way."""
+    harness = Harness(describe(blocks=blocks, max_sequences=6), limits=Limits(lookahead_tokens=1), kv=RealKv())
+    harness.send(submit(1, [9, 9], 20, ignore_eos=True))
+    while len(harness.clients[1].outputs[0]) < 8:
+        assert harness.step()
+    harness.send(holds=[scheduler_pb2.Hold(handle=1, held=True)])
+    harness.send(beams(2, [1, 2, 3], 6, 4, ignore_eos=True))
+    harness.settle()
+    assert_answers(harness, 2)
+    harness.send(holds=[scheduler_pb2.Hold(handle=1, held=False)])
+    harness.settle()
+    assert_correct(harness, 1)
+    assert_idle(harness)
+
+
 def test_a_fork_that_finds_nothing_where_it_was_to_be_holds_up_nobody() -> None:
     """What was said of one executor says nothing of the model: the fork waits for any place, and others go on."""
     harness = Harness(*(describe(executor_id=f"e{i}", blocks=64) for i in range(2)), kv=RealKv())

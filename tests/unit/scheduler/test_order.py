@@ -56,6 +56,15 @@ def test_preempted_then_priority_then_arrival() -> None:
     assert drain(harness) == [preempted, urgent, first, later]
 
 
+def test_promoted_goes_before_all_of_its_priority_and_is_held_once() -> None:
+    harness, (first, promoted, last, low) = sent({"priority": 1}, {"priority": 1}, {"priority": 1}, {})
+    queue_of(harness).promote(promoted)
+    assert drain(harness) == [promoted, first, last, low]
+    queue_of(harness).push(first)
+    queue_of(harness).push(promoted)  # it was not granted
+    assert drain(harness) == [promoted, first]
+
+
 def test_what_cannot_meet_its_deadline_comes_last() -> None:
     harness, (hopeless, feasible, free) = sent({"deadline_ms": 1000}, {"deadline_ms": 60_000}, {})
     assert drain(harness, rate=5.0) == [feasible, free, hopeless]  # ten tokens take two seconds

@@ -116,6 +116,7 @@ def test_nobody_yields_without_need(case: str, fields: dict[str, object]) -> Non
     harness = full(rate=1e3)  # ten tokens take ten milliseconds
     urgent(harness, **fields)
     assert running(harness) == [1, 2], case
+    assert executor_of(harness).counters.preemptions == 0
 
 
 def test_the_only_one_that_runs_is_left_alone() -> None:
