@@ -159,7 +159,9 @@ class OpenRequest:
             self._changed.set()
 
     def accept_end(self, ended: scheduler_pb2.ChoiceEnd) -> None:
-        """The scheduler's word that a choice ended. A failed choice fails the request."""
+        """The scheduler's word that a choice ended. A failed choice fails the request; behind that nothing counts."""
+        if self.error is not None:
+            return  # tokens were dropped since: what is there would pass for the whole
         if ended.reason == ERROR or (ended.reason == CANCELLED and ended.HasField("error")):
             self.fail(QuireError.from_detail(ended.error))
         elif ended.reason == CANCELLED:

@@ -101,6 +101,19 @@ def test_ends() -> None:
     assert one.error.reason is Reason.QUEUE_FULL
 
 
+def test_what_ends_behind_a_failure_is_not_taken_for_whole() -> None:
+    """Its last token and its end arrive in one message, just after the deadline, before a slow reader looks."""
+    one = started()
+    one.accept_tokens(0, 0, [1, 2], [], 0.0)
+    one.fail(QuireError(Reason.DEADLINE, "the deadline passed"))
+    one.accept_tokens(0, 2, [3], [], 0.0)
+    one.accept_end(end(0, types_pb2.FINISH_REASON_LENGTH))
+    (choice,) = one.choices
+    assert (choice.output, choice.end) == ([1, 2], None)
+    assert one.error is not None
+    assert one.error.reason is Reason.DEADLINE
+
+
 def test_no_end_is_silent() -> None:
     """A7: an end without a reason, or for a choice that is not there, is an error."""
     for ended in (end(0, types_pb2.FINISH_REASON_UNSPECIFIED), end(4, types_pb2.FINISH_REASON_STOP)):
