@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from services.kvmanager.blocks import BlockState
 from services.kvmanager.holdings import GroupHolding, Holding, Session
-from services.kvmanager.placement import Outcome
 from services.kvmanager.pools import Pool
-from services.kvmanager.reservations import BlockCopy, GroupBlocks, Reservation, ReservationAnswer
+from services.kvmanager.reservations import BlockCopy, Reservation, ReservationAnswer, granted
 
 
 def find_parent(session: Session, wanted: Reservation) -> Holding | None:
@@ -43,20 +42,8 @@ def fork(session: Session, wanted: Reservation, parent: Holding, operation_ids: 
         keys = group.keys[:full]
         groups.append(GroupHolding(group.ages, blocks, keys, keys[:], wanted.key_space, wanted.retention))
     executor, place = parent.executor, parent.place
-    Holding(wanted.sequence_id, session, executor, place, parent.epoch, wanted.tokens, length, tuple(groups))
-    spec = place.pools[0].spec
-    return ReservationAnswer(
-        wanted.sequence_id,
-        Outcome.GRANTED,
-        [f"a fork of sequence {parent.sequence_id}"],
-        executor.spec.executor_id,
-        place.node,
-        spec.tier,
-        spec.format,
-        [GroupBlocks(group.pool.spec.group_id, group.block_ids()) for group in groups],
-        length,
-        copies=copies,
-    )
+    forked = Holding(wanted.sequence_id, session, executor, place, parent.epoch, wanted.tokens, length, tuple(groups))
+    return granted(forked, [f"a fork of sequence {parent.sequence_id}"], copies)
 
 
 def _can_fork(group: GroupHolding, wanted: Reservation) -> bool:

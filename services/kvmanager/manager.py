@@ -14,11 +14,10 @@ from services.kvmanager.forks import find_parent, fork
 from services.kvmanager.growth import grow
 from services.kvmanager.holdings import Holding, Refused, Sealed, Session
 from services.kvmanager.moves import Move
-from services.kvmanager.options import granted
 from services.kvmanager.placement import Outcome
 from services.kvmanager.recovery import Rebuilt, rebuild
 from services.kvmanager.remote import RemoteContent
-from services.kvmanager.reservations import ExtensionAnswer, Reservation, ReservationAnswer, Restated
+from services.kvmanager.reservations import ExtensionAnswer, Reservation, ReservationAnswer, Restated, granted
 from services.kvmanager.retention import Quota
 from services.kvmanager.usage import Clock
 from services.kvmanager.waiting import WaitingRoom
@@ -328,7 +327,7 @@ class KvManager:
             self.prefix_query_tokens += len(wanted.tokens)
             self.prefix_hit_tokens += option.match.cached_tokens
         self._granted(option.executor, holding.epoch, wanted)
-        return self._count(granted(option, holding, decision.reasons))
+        return self._count(granted(holding, decision.reasons))
 
     def _granted(self, executor: Executor, epoch: int, wanted: Reservation) -> None:
         if wanted.retention.pin_seconds > 0:

@@ -11,9 +11,9 @@ from services.kvmanager.executors import Executor, Place
 from services.kvmanager.holdings import GroupHolding, Holding, Session
 from services.kvmanager.matching import Match, PromptKeys, no_match
 from services.kvmanager.moves import Move, Spot
-from services.kvmanager.placement import Candidate, Need, Outcome
+from services.kvmanager.placement import Candidate, Need
 from services.kvmanager.pools import Pool
-from services.kvmanager.reservations import AllowedExecutor, GroupBlocks, Reservation, ReservationAnswer, demoted
+from services.kvmanager.reservations import AllowedExecutor, Reservation
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Option:
         return Candidate(
             executor_id=self.load.executor_id,
             node=self.place.node,
-            distance=self.place.pools[0].spec.distance,
+            distance=self.place.distance,
             running_count=self.load.running_count,
             queued_tokens=self.load.queued_tokens,
             running_beside=self.load.running_beside(wanted.output_tokens),
@@ -142,20 +142,3 @@ class Option:
 
 def _need(pool: Pool, held: list[int], fresh: int, most: int) -> Need:
     return Need(fresh, pool.room_beside(held), most, pool.blocks.count)
-
-
-def granted(option: Option, holding: Holding, reasons: list[str]) -> ReservationAnswer:
-    """What a scheduler is told of the option that was taken."""
-    first = option.place.pools[0].spec
-    return ReservationAnswer(
-        holding.sequence_id,
-        Outcome.GRANTED,
-        reasons,
-        option.executor.spec.executor_id,
-        option.place.node,
-        first.tier,
-        first.format,
-        [GroupBlocks(group.pool.spec.group_id, group.block_ids()) for group in holding.groups],
-        option.match.cached_tokens,
-        [change for group in holding.groups for change in demoted(group.ages, group.pending)],
-    )

@@ -13,6 +13,7 @@ import numpy as np
 
 from services.common.kv_policy import KvPolicy
 from services.kvmanager.copies import Demotion
+from services.kvmanager.holdings import Holding
 from services.kvmanager.keys import KeySpace
 from services.kvmanager.placement import Outcome
 from services.kvmanager.pools import Pool
@@ -122,6 +123,24 @@ class ReservationAnswer:
     cached_tokens: int = 0
     demotions: Sequence[Demoted] = ()
     copies: Sequence[BlockCopy] = ()
+
+
+def granted(holding: Holding, reasons: list[str], copies: Sequence[BlockCopy] = ()) -> ReservationAnswer:
+    """What a scheduler is told of a sequence whose blocks are held from now on."""
+    first = holding.place.pools[0].spec
+    return ReservationAnswer(
+        holding.sequence_id,
+        Outcome.GRANTED,
+        reasons,
+        holding.executor.spec.executor_id,
+        holding.place.node,
+        first.tier,
+        first.format,
+        [GroupBlocks(group.pool.spec.group_id, group.block_ids()) for group in holding.groups],
+        holding.computed,
+        [change for group in holding.groups for change in demoted(group.ages, group.pending)],
+        copies,
+    )
 
 
 def add_granted(loads: list[AllowedExecutor], answer: ReservationAnswer, queued_tokens: int) -> None:
