@@ -56,12 +56,12 @@ class Place:
     """Where a sequence can live: the device pools of every cache group by age, hot first, all on the same nodes."""
 
     groups: tuple[tuple[Pool, ...], ...]
-    pools: tuple[Pool, ...] = ()  # the hot ones
-    node: int = -1
-    distance: int = 0  # from what computes: 10 is local, 0 unknown
-    remoteness: float = 1.0
-    layout: Layout = (0, 0)  # of the first group
-    cached: Mapping[bytes, int] = field(default_factory=dict)  # its hot blocks by key, as they are at any time
+    pools: tuple[Pool, ...] = field(init=False)  # the hot ones
+    node: int = field(init=False)
+    distance: int = field(init=False)  # from what computes: 10 is local, 0 unknown
+    remoteness: float = field(init=False)
+    layout: Layout = field(init=False)  # of the first group
+    cached: Mapping[bytes, int] = field(init=False)  # its hot blocks by key, as they are at any time
     filling: dict[bytes, Holding] = field(default_factory=dict)  # keys of blocks that a sequence is computing
 
     def __post_init__(self) -> None:

@@ -153,10 +153,6 @@ class Pool:
         for name, owner in self.namespaces.items():
             yield name, self.namespaces.use(owner), counts[owner] if owner < len(counts) else 0
 
-    def namespace_of(self, block: int) -> str:
-        """Whose block it is; empty where that is not known."""
-        return self.namespaces.name(self.blocks.owner(block))
-
     def restore(self, content: Mapping[int, bytes]) -> None:
         """Takes over known content of free blocks, in the order in which it was settled: the last goes first."""
         if len(set(content.values())) != len(content):

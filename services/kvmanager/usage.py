@@ -62,16 +62,12 @@ class Namespaces:
     def __init__(self) -> None:
         self.others = NamespaceUse()
         self._owner_by_name: dict[str, int] = {}
-        self._names = [""]
         self._uses = [NamespaceUse()]
         self._unused: list[int] = []
         self._sweep_at = NAMESPACE_LIMIT
 
     def owner(self, name: str) -> int | None:
         return self._owner_by_name.get(name)
-
-    def name(self, owner: int) -> str:
-        return self._names[owner]
 
     def use(self, owner: int) -> NamespaceUse:
         return self._uses[owner]
@@ -84,10 +80,9 @@ class Namespaces:
         """A number for a new name."""
         if self._unused:
             owner = self._unused.pop()
-            self._names[owner], self._uses[owner] = name, NamespaceUse()
+            self._uses[owner] = NamespaceUse()
         else:
             owner = len(self._uses)
-            self._names.append(name)
             self._uses.append(NamespaceUse())
         self._owner_by_name[name] = owner
         return owner

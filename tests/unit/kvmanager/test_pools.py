@@ -116,6 +116,10 @@ def check_leaves_first(pool: Pool) -> None:
             assert order[block] < order[parent]
 
 
+def namespace_of(pool: Pool, block: int) -> str:
+    return next((name for name, owner in pool.namespaces.items() if owner == pool.blocks.owner(block)), "")
+
+
 def test_namespaces_own_what_they_use_and_lose() -> None:
     pool = Pool(spec(4))
     serve(pool, [1, 2], "a")
@@ -124,7 +128,7 @@ def test_namespaces_own_what_they_use_and_lose() -> None:
     pool.count_lookup("a", 40, 32, deepest=0)
     used = {name: (use.query_tokens, use.hit_tokens, use.evicted_count, count) for name, use, count in pool.uses()}
     assert used == {"a": (80, 32, 1, 1), "b": (0, 0, 0, 3)}
-    assert [pool.namespace_of(block) for block in range(4)] == ["a", "b", "b", "b"]
+    assert [namespace_of(pool, block) for block in range(4)] == ["a", "b", "b", "b"]
     assert pool.evicted_count == 1
 
 
@@ -132,7 +136,7 @@ def test_restored_content_belongs_to_who_finds_it() -> None:
     pool = Pool(spec(4))
     pool.restore({2: key(1), 3: key(1, 2)})
     assert [count for _, _, count in pool.uses()] == []
-    assert pool.namespace_of(2) == ""
+    assert namespace_of(pool, 2) == ""
     serve(pool, [1], "a")
     assert [(name, count) for name, _, count in pool.uses()] == [("a", 1)]
     serve(pool, [5, 6, 7], "b")
