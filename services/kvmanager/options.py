@@ -107,12 +107,9 @@ class Option:
                     pending,
                 )
             )
-            ages[0].count_lookup(
-                key_space.namespace,
-                len(wanted.tokens),
-                self.match.cached_tokens,
-                match.blocks[-1] if match.blocks and len(match.blocks) - 1 not in match.demoted else None,
-            )
+            if not wanted.skip_prefix_cache:
+                deepest = match.blocks[-1] if match.blocks and len(match.blocks) - 1 not in match.demoted else None
+                ages[0].count_lookup(key_space.namespace, len(wanted.tokens), self.match.cached_tokens, deepest)
         return Holding(
             wanted.sequence_id,
             session,

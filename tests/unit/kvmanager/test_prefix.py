@@ -83,6 +83,7 @@ def test_skip_prefix_cache_computes_everything_and_is_not_counted() -> None:
     answer = made.reserve(session, reservation(2, range(8), skip_prefix_cache=True))
     assert (answer.cached_tokens, ids(answer)) == (0, [2, 3])
     assert made.prefix_query_tokens == 8
+    assert [use.query_tokens for _, use, _ in made.executors["e"].pools[0].uses()] == [8]
 
 
 def test_the_first_block_with_a_key_wins() -> None:
