@@ -1,11 +1,11 @@
 """Throughput with the kvmanager's placement, beside random and round-robin, on one machine with eight imitated GPUs.
 
-    python -m benchmarks.placement_throughput --trace MOONCAKE.jsonl [--json]
+    python -m benchmarks.placement_throughput --trace MOONCAKE.jsonl [--parts N] [--json]
 
 Eight modelled executors, four near each of two NUMA nodes, with KV on both: what lies on the far one takes 1.4 times as
 long to read. The conversations of the trace, an eighth as long, are cut into eight parts. Of each, clients ask in the
 recorded order, so many at a time that all executors have work, once with each placement: scheduler, kvmanager and
-requests are the same. The interval is Student's, of the eight ratios' logarithms.
+requests are the same. The interval is Student's, of the logarithms of the parts' ratios.
 
 Random and round-robin choose the executor; where that has no room, the next one in their order. Which node of it and
 which cached blocks a sequence gets is the kvmanager's choice there as well. Takes about five minutes.
@@ -42,8 +42,8 @@ from services.scheduler.settings import SchedulerSettings
 
 EXECUTORS, NODES, REMOTE_DISTANCE = 8, 2, 14
 PARTS = 8
-STUDENT_T = 2.365
-"""97.5% quantile with seven degrees of freedom."""
+STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
+"""97.5% quantiles, by the number of values whose mean is estimated."""
 LENGTHS = 1 / 8
 CONTEXT = 32768
 
@@ -103,7 +103,7 @@ def part_of(lengths: Lengths, part: int, concurrency: int) -> Load:
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     """The geometric mean, and where it lies with 95% confidence."""
     logs = [math.log(ratio) for ratio in ratios]
-    mean, half = statistics.mean(logs), STUDENT_T * statistics.stdev(logs) / math.sqrt(len(logs))
+    mean, half = statistics.mean(logs), STUDENT_T[len(logs)] * statistics.stdev(logs) / math.sqrt(len(logs))
     return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
@@ -130,10 +130,11 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", type=Path, required=True, help="a Mooncake .jsonl")
     parser.add_argument("--concurrency", type=int, default=128, help="requests at a time (default: 128)")
+    parser.add_argument("--parts", type=int, default=PARTS, choices=sorted(STUDENT_T), help="only the first so many")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     lengths = Lengths.trace(args.trace, TraceScale(lengths=LENGTHS))
-    parts = [measure(lengths, part, args.concurrency) for part in range(PARTS)]
+    parts = [measure(lengths, part, args.concurrency) for part in range(args.parts)]
     found = {}
     for name in PLACEMENTS:
         reports = [part[name] for part in parts]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from quire.simulation.histogram import Histogram
 from quire.simulation.measures import Measures, Series
@@ -55,3 +56,6 @@ def _curve(axes: Axes, measures: Measures, chosen: Callable[[Measures], Histogra
     points = chosen(measures).curve()
     axes.plot([1000 * value for value, _ in points], [100 * part for _, part in points], label=label)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
