@@ -150,8 +150,8 @@ def load(cls: type[S], role: str, argv: Sequence[str]) -> S:
             print(f"quire serve {role}: --config: no such file: {file}", file=sys.stderr)
             sys.exit(2)
     prefix = f"QUIRE_{role.upper()}_"
-    for problem in unread_variables(cls.model_fields, prefix, os.environ):
-        print(f"quire serve {role}: {problem}", file=sys.stderr)
+    for warning in unread_variables(cls.model_fields, prefix, os.environ):
+        print(f"quire serve {role}: {warning}", file=sys.stderr)
 
     class Bound(cls):  # type: ignore[valid-type, misc]
         model_config = SettingsConfigDict(env_prefix=prefix, toml_file=file)
