@@ -7,8 +7,9 @@ time to the first token are compared.
     python -m benchmarks.simulated --trace conversations.csv [--concurrency 16] [--rounds 2]
     python -m benchmarks.simulated --trace conversations.csv --rate 2
 
-The load generator and the services compute on the engine's own cores here: the time that they take from it is measured
-in the real run and given to the simulator, message by message. Nothing else should run meanwhile.
+The load generator and the services compute on the engine's own cores here: their CPU time is measured in the real run
+and given to the simulator, message by message, as time in which the executor stands still, for a thread that is held up
+holds up the others at their next barrier. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.idle import totals
 from benchmarks.stack import add_stack_flags, engine_flags, quire, stack
 from quire.bench.clients import GrpcClient, Manner
 from quire.bench.load import closed_loop, open_loop
@@ -89,9 +91,10 @@ def measure(args: argparse.Namespace, folder: str, requests: Sequence[Request], 
     """One round: the engine, the stack, the simulator."""
     fit = Path(folder) / "machine.json"
     quire("bench", "engine", *engine_flags(args), "--fit", str(fit), "--json", environment=dict(os.environ))
-    before = service_seconds(folder)
+    before, steps_before = service_seconds(folder), totals(args.metrics)
     samples = asyncio.run(serve(gateway_address(args), requests, args.concurrency, seed=number))
-    spent = (service_seconds(folder) - before) / len(os.sched_getaffinity(0))
+    spent = service_seconds(folder) - before
+    compute = totals(args.metrics)["compute"] - steps_before["compute"]
     seconds = max(sample.end for sample in samples) - min(sample.start for sample in samples)
     first = [sample.arrivals[0] - sample.start for sample in samples]
 
@@ -107,6 +110,9 @@ def measure(args: argparse.Namespace, folder: str, requests: Sequence[Request], 
         "output_tok_s": real,
         "simulated_output_tok_s": simulated,
         "alone_output_tok_s": alone["output_tok_s"],
+        "compute_s": compute,
+        "simulated_compute_s": report["duration_s"] * report["utilization"],
+        "alone_compute_s": alone["duration_s"] * alone["utilization"],
         "ttft_p50_ms": percentile(first, 50) * 1e3,
         "simulated_ttft_p50_ms": report["ttft_ms"]["p50"],
         "ttft_p95_ms": percentile(first, 95) * 1e3,
@@ -121,6 +127,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_stack_flags(parser)
     parser.add_argument("--trace", type=Path, required=True, metavar="FILE", help="an Azure .csv or a Mooncake .jsonl")
+    parser.add_argument("--metrics", default="http://127.0.0.1:9104/metrics", help="of the executor")
     parser.add_argument("--lengths", type=float, default=1 / 8, help="multiplies the trace's lengths (default: 1/8)")
     parser.add_argument("--requests", type=int, default=200)
     moments = parser.add_mutually_exclusive_group()
