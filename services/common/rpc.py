@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import signal
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -71,10 +72,11 @@ class Server:
         self._ready = self._draining = False
 
     async def start(self) -> None:
-        """Binds and serves, not yet ready. Raises SystemExit with a clear line where the port is taken."""
+        """Binds and serves, not yet ready. SystemExit, with a clear line, for unusable TLS files and taken ports."""
         await self.set_ready(False)
         await self.set_alive(True)
         settings = self.settings
+        _check_tls(settings)
         try:
             if settings.tls_cert is None or settings.tls_key is None or settings.listen.startswith("unix:"):
                 self.grpc.add_insecure_port(settings.listen)
@@ -156,6 +158,21 @@ class Server:
             ending.cancel()
             await self.grpc.stop(0)
         log.info("stopped")
+
+
+def _check_tls(settings: ServiceSettings) -> None:
+    """Raises SystemExit naming the files that are at fault: of these gRPC says only that it cannot bind."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    names = "tls_cert, tls_key"
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")  # asks nobody for one
+        if settings.tls_ca is not None:
+            names = "tls_ca"
+            context.load_verify_locations(settings.tls_ca)
+    except OSError as error:
+        raise SystemExit(f"{names}: cannot be used: {error}") from error
 
 
 def _path(file: Path | None) -> str | None:

@@ -19,6 +19,16 @@ def made(tmp_path: Path, drain_seconds: float = 5.0) -> Server:
     return Server(ServiceSettings.model_validate(fields), [], CollectorRegistry())
 
 
+async def test_tls_files_that_hold_no_certificate_are_named(tmp_path: Path) -> None:
+    """The port is free: nobody should look for what has taken it."""
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).write_text("no certificate")
+    tls = {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
+    settings = ServiceSettings.model_validate({"listen": "127.0.0.1:0", "metrics_listen": ""} | tls)
+    with pytest.raises(SystemExit, match="tls_cert, tls_key: cannot be used"):
+        await Server(settings, [], CollectorRegistry()).start()
+
+
 async def test_drain_withdraws_readiness_for_good(tmp_path: Path) -> None:
     """A model that arrives or a peer that returns meanwhile must not bring new requests."""
     server = made(tmp_path)
