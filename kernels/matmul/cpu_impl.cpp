@@ -138,19 +138,54 @@ struct Int8Fine {
   }
 };
 
+// e4m3 weights, widened as they are read.
+struct Float8 {
+  template <int kTokens, int kVectors>
+  QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector,
+                        Tile<kTokens, kVectors>& tile) {
+    const uint8_t* w = panel + vector * kLanes;
+    const float* x = in.values + size_t(first) * in.k;
+    const float* d = (const float*)(panel + size_t(in.k) * kPanelRows) + vector * kLanes;
+    for (int start = 0; start < in.k; start += kF8Block, d += kPanelRows) {
+      const int end = start + kF8Block < in.k ? start + kF8Block : in.k;
+      Tile<kTokens, kVectors> block;
+      block.clear_all(block);
+      for (int k = start; k < end; k += 2, w += 2 * kPanelRows) {
+        if constexpr (kTokens == 1) prefetch(w + kStreamAhead);
+        QUIRE_UNROLL for (int i = 0; i < 2; i++) {
+          F row[kVectors];
+          QUIRE_UNROLL for (int v = 0; v < kVectors; v++) row[v] = load_f8(w + i * kPanelRows + v * kLanes);
+          QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
+            const F value = splat(x[size_t(t) * in.k + k + i]);
+            QUIRE_UNROLL for (int v = 0; v < kVectors; v++) block.sums[t][v] = fma(row[v], value, block.sums[t][v]);
+          }
+        }
+      }
+      QUIRE_UNROLL for (int v = 0; v < kVectors; v++) {
+        const F scale = mul(load(d + v * kLanes), splat(kF8Unit));
+        QUIRE_UNROLL for (int t = 0; t < kTokens; t++) tile.sums[t][v] = fma(block.sums[t][v], scale, tile.sums[t][v]);
+      }
+    }
+  }
+};
+
+enum class Offset { kMiddle, kMinimum, kZero };  // d * (q - 8), d * q + m, d * (q - z)
+
 // 4-bit weights in groups of 32 * kParts x int8 activations in groups of 32.
-template <int kParts, bool kMinimum>
+template <int kParts, Offset kOffset>
 struct Int4 {
   template <int kTokens, int kVectors>
   QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector,
                         Tile<kTokens, kVectors>& tile) {
-    constexpr int kNibbleBytes = kParts * 512, kGroupBytes = kNibbleBytes + (kMinimum ? 128 : 64);
+    constexpr int kNibbleBytes = kParts * 512;
+    constexpr int kGroupBytes = kNibbleBytes + (kOffset == Offset::kMinimum ? 128 : kOffset == Offset::kZero ? 96 : 64);
     const uint8_t* w = panel + vector * kLanes * 4;
     const int8_t* x = in.int8 + size_t(first) * in.k;
     const int groups = in.k / 32 / kParts;
     for (int g = 0; g < groups; g++, w += kGroupBytes) {
-      F scales[kVectors], minima[kVectors];
+      F scales[kVectors], offsets[kVectors];
       const uint16_t* d = (const uint16_t*)(panel + size_t(g) * kGroupBytes + kNibbleBytes) + vector * kLanes;
+      const int8_t* z = (const int8_t*)panel + size_t(g) * kGroupBytes + kNibbleBytes + 64 + vector * kLanes;
       if constexpr (kParts > 1) {
         QUIRE_UNROLL for (int v = 0; v < kVectors; v++) scales[v] = load_half(d + v * kLanes);
       }
@@ -161,19 +196,23 @@ struct Int4 {
         if constexpr (kParts == 1) {
           QUIRE_UNROLL for (int v = 0; v < kVectors; v++) scales[v] = load_half(d + v * kLanes);
         }
-        if constexpr (kMinimum) {
-          QUIRE_UNROLL for (int v = 0; v < kVectors; v++) minima[v] = load_half(d + kPanelRows + v * kLanes);
+        QUIRE_UNROLL for (int v = 0; v < kVectors; v++) {
+          if constexpr (kOffset == Offset::kMinimum) offsets[v] = load_half(d + kPanelRows + v * kLanes);
+          if constexpr (kOffset == Offset::kZero) offsets[v] = load_int8(z + v * kLanes);
         }
         QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
           const size_t at = (size_t(g) * kParts + part) * in.stride + first + t;
           const F scale = splat(in.scale[at]);
-          const F scaled_sum = splat(kMinimum ? in.scaled_sum[at] : 0.0f);
-          const I middle = splat_int(kMinimum ? 0 : 8 * in.sum[at]);
+          const F scaled_sum = splat(kOffset == Offset::kMinimum ? in.scaled_sum[at] : 0.0f);
+          const F whole_sum = splat(kOffset == Offset::kZero ? float(in.sum[at]) : 0.0f);
+          const I middle = splat_int(kOffset == Offset::kMiddle ? 8 * in.sum[at] : 0);
           QUIRE_UNROLL for (int v = 0; v < kVectors; v++) {
             I sum = total(dots[t][v]);
-            if constexpr (!kMinimum) sum = sub(sum, middle);
-            tile.sums[t][v] = fma(scales[v], mul(to_float(sum), scale), tile.sums[t][v]);
-            if constexpr (kMinimum) tile.sums[t][v] = fma(minima[v], scaled_sum, tile.sums[t][v]);
+            if constexpr (kOffset == Offset::kMiddle) sum = sub(sum, middle);
+            F value = to_float(sum);
+            if constexpr (kOffset == Offset::kZero) value = fnma(offsets[v], whole_sum, value);  // exact
+            tile.sums[t][v] = fma(scales[v], mul(value, scale), tile.sums[t][v]);
+            if constexpr (kOffset == Offset::kMinimum) tile.sums[t][v] = fma(offsets[v], scaled_sum, tile.sums[t][v]);
           }
         }
       }
@@ -237,20 +276,24 @@ PanelKernel panel_kernel(int format) {
       run_panel<Bf16>,
       run_panel<Int8Fine>,
       run_panel<Int8>,
-      run_panel<Int4<1, false>>,
-      run_panel<Int4<2, false>>,
-      run_panel<Int4<4, false>>,
-      run_panel<Int4<1, true>>,
-      run_panel<Int4<2, true>>,
-      run_panel<Int4<4, true>>,
+      run_panel<Int4<1, Offset::kMiddle>>,
+      run_panel<Int4<2, Offset::kMiddle>>,
+      run_panel<Int4<4, Offset::kMiddle>>,
+      run_panel<Int4<1, Offset::kMinimum>>,
+      run_panel<Int4<2, Offset::kMinimum>>,
+      run_panel<Int4<4, Offset::kMinimum>>,
       run_panel<Q4k>,
       run_panel<Q6k>,
+      run_panel<Int4<1, Offset::kZero>>,
+      run_panel<Int4<2, Offset::kZero>>,
+      run_panel<Int4<4, Offset::kZero>>,
+      run_panel<Float8>,
   };
   return kernels[format];
 }
 
 ActivationForm activation_form(int format) {
-  if (format == kF32) return kFloatForm;
+  if (format == kF32 || format == kF8) return kFloatForm;
   if (format == kBf16) return kBf16Products ? kBf16Form : kFloatForm;
   return format == kQ8 || format == kQ6k ? kInt16Form : kInt8Form;
 }
@@ -264,6 +307,18 @@ void quantize_rows(const Activation& out, const float* values, int count) {
       }
       store_group(out, kFloatForm | kBf16Form | kInt8Form | kInt16Form, t, group, x);
     }
+  }
+}
+
+void reorder_group(const Activation& in, ColumnOrder order, const Activation& out, int forms, int count, int group) {
+  const int32_t* from = order + group * kPanelRows;
+  for (int t = 0; t < count; t++) {
+    const float* values = in.values + size_t(t) * in.k;
+    float taken[kPanelRows];
+    for (int i = 0; i < kPanelRows; i++) taken[i] = from[i] < 0 ? 0.0f : values[from[i]];
+    F x[kPanelVectors];
+    QUIRE_UNROLL for (int v = 0; v < kPanelVectors; v++) x[v] = load(taken + v * kLanes);
+    store_group(out, forms, t, group, x);
   }
 }
 

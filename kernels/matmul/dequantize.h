@@ -77,9 +77,20 @@ QUIRE_INLINE void dequantize(int format, const uint8_t* panel, int k, int lane, 
       }
       break;
     }
+    case kF8: {
+      float scale, numbers[kLanes];
+      memcpy(&scale, panel + size_t(k) * 32 + (size_t(start) / kF8Block * 32 + lane) * 4, 4);
+      for (int i = 0; i < 32; i++) {
+        uint8_t codes[kLanes] = {panel[size_t(start + i) * 32 + lane]};
+        store(numbers, load_f8(codes));
+        out[i] = numbers[0] * kF8Unit * scale;
+      }
+      break;
+    }
     default: {
       const uint8_t* halves = group + size_t(size) * 16;
-      const float d = half_at(halves, lane), m = has_minimum(format) ? half_at(halves + 64, lane) : -8.0f * d;
+      const float d = half_at(halves, lane), zero = has_zero(format) ? float(int8_t(halves[64 + lane])) : 8.0f;
+      const float m = has_minimum(format) ? half_at(halves + 64, lane) : -zero * d;
       dequantize_nibbles(group + size_t(start % size) * 16, lane, d, m, out);
     }
   }

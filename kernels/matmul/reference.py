@@ -33,6 +33,9 @@ def unpack(format_: str, packed: Bytes, rows: int, k: int) -> Float32:
         case "q8c":
             quants = _numbers(packed, start + column // 4 * 128 + lane * 4 + column % 4, np.int8)
             values = quants * _numbers(packed, start + k * 32 + lane * 4, np.float32)
+        case "f8":
+            codes = _numbers(packed, start + column * 32 + lane, np.uint8)
+            values = _e4m3(codes) * _numbers(packed, start + k * 32 + column // 128 * 128 + lane * 4, np.float32)
         case "q4k":
             values = _q4k(packed, start, lane, column)
         case "q6k":
@@ -43,19 +46,31 @@ def unpack(format_: str, packed: Bytes, rows: int, k: int) -> Float32:
 
 
 def _four_bits(format_: str, packed: Bytes, start: Index, lane: Index, column: Index) -> Float32:
-    parsed = re.fullmatch(r"q4(m?)g(\d+)", format_)
+    parsed = re.fullmatch(r"q4([mz]?)g(\d+)", format_)
     if parsed is None:
         raise ValueError(f"no format {format_}")
     size = int(parsed[2])
     group, i = np.divmod(column, size)
-    at = start + group * (size * 16 + (128 if parsed[1] else 64))
+    at = start + group * (size * 16 + {"": 64, "m": 128, "z": 96}[parsed[1]])
     part, j = np.divmod(i, 32)
     pair = _numbers(packed, at + part * 512 + j % 16 // 4 * 128 + lane * 4 + j % 4, np.uint8)
     quants = np.where(j < 16, pair & 15, pair >> 4).astype(np.float32)
     d = _numbers(packed, at + size * 16 + lane * 2, np.float16).astype(np.float32)
     if not parsed[1]:
         return d * (quants - 8)
+    if parsed[1] == "z":
+        quants = quants - _numbers(packed, at + size * 16 + 64 + lane, np.int8).astype(np.float32)
+        return d * quants
     return d * quants + _numbers(packed, at + size * 16 + 64 + lane * 2, np.float16).astype(np.float32)
+
+
+def _e4m3(codes: Bytes) -> Float32:
+    exponent, mantissa = codes >> 3 & 15, (codes & 7).astype(np.float32)
+    magnitude = np.where(exponent == 0, mantissa / 8, 1 + mantissa / 8) * np.exp2(
+        np.maximum(exponent, 1) - np.float32(7)
+    )
+    values: Float32 = np.where(codes < 128, magnitude, -magnitude).astype(np.float32)
+    return values
 
 
 def _q4k(packed: Bytes, start: Index, lane: Index, column: Index) -> Float32:
@@ -102,7 +117,7 @@ def matmul(format_: str, packed: Bytes, rows: int, x: Float32) -> Float32:
     q8 and q6k take x as int16, q8c and the 4-bit formats as int8.
     """
     inputs = x.astype(np.float64)
-    if format_ not in ("f32", "bf16"):
+    if format_ not in ("f32", "bf16", "f8"):
         quants, scales = quantize_activations(x, 32767 if format_ in ("q8", "q6k") else 127)
         inputs = np.repeat(scales, 32, axis=1).astype(np.float64) * quants
     weights = unpack(format_, packed, rows, x.shape[1]).astype(np.float64)

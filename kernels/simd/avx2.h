@@ -105,6 +105,11 @@ QUIRE_INLINE F load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_s
 QUIRE_INLINE F load_int8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
+// kLanes e4m3 numbers in units of kF8Unit, their bits being those of smaller fp16 numbers.
+QUIRE_INLINE F load_f8(const uint8_t* p) {
+  const __m128i words = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p)), 7);
+  return _mm256_cvtph_ps(_mm_and_si128(words, _mm_set1_epi16(int16_t(0xbf80))));
+}
 // Values within [-128, 127].
 QUIRE_INLINE void store_bytes(int8_t* p, I v) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
@@ -152,7 +157,7 @@ QUIRE_INLINE void accumulate(NibbleDot& dot, B weights, B values) {
 }
 QUIRE_INLINE I total(NibbleDot dot) { return _mm256_madd_epi16(dot.sums, _mm256_set1_epi16(1)); }
 
-// Values within [-127, 127], so that |w| x (a with w's sign) cannot saturate.
+// Values within [-127, 127], so that |w| x (a with w's sign) cannot saturate; weights may be -128.
 struct ByteDot {
   __m256i sums;
 };

@@ -95,6 +95,11 @@ QUIRE_INLINE F load_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_load
 QUIRE_INLINE F load_int8(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
+// kLanes e4m3 numbers in units of kF8Unit, their bits being those of smaller fp16 numbers.
+QUIRE_INLINE F load_f8(const uint8_t* p) {
+  const __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+  return _mm512_cvtph_ps(_mm256_and_si256(words, _mm256_set1_epi16(int16_t(0xbf80))));
+}
 QUIRE_INLINE void store_bytes(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
 // Values that fit into 16 bits.
 QUIRE_INLINE void store_words(int16_t* p, I v) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(v)); }

@@ -156,6 +156,12 @@ QUIRE_INLINE F load_int8(const int8_t* p) {
   for (int i = 0; i < kLanes; i++) v[i] = float(p[i]);
   return v;
 }
+// kLanes e4m3 numbers in units of kF8Unit, their bits being those of smaller fp16 numbers.
+QUIRE_INLINE F load_f8(const uint8_t* p) {
+  F v;
+  for (int i = 0; i < kLanes; i++) v[i] = half_to_float(uint16_t((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7));
+  return v;
+}
 QUIRE_INLINE void store_bytes(int8_t* p, I v) {
   for (int i = 0; i < kLanes; i++) p[i] = int8_t(v[i]);
 }

@@ -4,7 +4,7 @@
 // packed matrix is 32 rows wide on every set: kPanelVectors vectors of kLanes floats. Everything is always_inline and
 // in a namespace of the set's own, so the linker can never pick one set's copy of a function for another.
 //
-//   F     kLanes floats              load store splat add sub mul div fma fnma max abs round select ...
+//   F     kLanes floats              load load_half load_f8 store splat add sub mul div fma fnma max abs round ...
 //   I     kLanes int32               load_int store_int splat_int to_float round_to_int shift_left ...
 //   Mask  one truth a lane           greater equal less not_a_number both either any first_lanes
 //   B     4 * kLanes bytes           load_bytes splat_quad low_nibbles high_nibbles
@@ -35,6 +35,7 @@
 
 namespace quire::QUIRE_ISA {
 
+constexpr float kF8Unit = 256.0f;  // of what load_f8 gives
 constexpr int kPanelRows = 32;
 constexpr int kPanelVectors = kPanelRows / kLanes;
 

@@ -34,6 +34,7 @@ const KernelTable& kernel_table() {
       .score = score,
       .noise_words = noise_words,
       .quantize_rows = quantize_rows,
+      .reorder_group = reorder_group,
   };
   return table;
 }

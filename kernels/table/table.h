@@ -34,6 +34,8 @@ struct KernelTable {
                       const SamplerScratch&);
   void (*noise_words)(const SamplingRule&, uint32_t output_position, int vocab, uint32_t* words);
   void (*quantize_rows)(const Activation& out, const float* values, int count);
+  void (*reorder_group)(const Activation& in, ColumnOrder order, const Activation& out, int forms, int count,
+                        int group);
 };
 
 }  // namespace quire

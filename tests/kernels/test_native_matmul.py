@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kernels import _native
 from kernels.matmul.reference import matmul, quantize_activations, unpack
-from services.executor.backends.cpu.formats import FORMATS, group_size, has_minimum, panel_bytes
+from services.executor.backends.cpu.formats import FORMATS, group_size, has_minimum, has_zero, panel_bytes
 from services.executor.backends.cpu.panels import EncodedRows, write_rows
 from services.executor.backends.cpu.quantize import encode, nibble_words, round_to_bf16, six_bit_words
 from services.executor.backends.cpu.repack import REPACKERS
@@ -49,7 +49,9 @@ def expected(format_: str, packed: NDArray[np.uint8], rows: int, x: Float32, ins
 
 
 def widths(format_: str) -> list[int]:
-    """The narrowest matrix, and an odd number of groups."""
+    """The narrowest matrix, and an odd number of groups; of f8 blocks that end within the matrix."""
+    if format_ == "f8":
+        return [32, 288]
     return [max(32, group_size(format_)) * groups for groups in (1, 3)]
 
 
@@ -120,8 +122,11 @@ def test_largest_values_are_exact(format_: str, instruction_set: str) -> None:
     match format_:
         case "f32" | "bf16":
             rows = encode(format_, (127 * signs).astype(np.float32))
+        case "f8":
+            codes = np.where(signs > 0, 0x7E, 0xFE).astype(np.uint8)  # 448
+            rows = EncodedRows(codes[:, None], np.ones((32, -(-k // 128)), np.float32))
         case "q8" | "q8c":
-            quants = (127 * signs).astype(np.int8).reshape(32, -1, 32 if format_ == "q8" else k)
+            quants = np.where(signs > 0, 127, -128).astype(np.int8).reshape(32, -1, 32 if format_ == "q8" else k)
             scales = np.ones(quants.shape[:2], np.float16 if format_ == "q8" else np.float32)
             rows = EncodedRows(quants.view(np.uint32), scales)
         case "q4k":
@@ -137,7 +142,8 @@ def test_largest_values_are_exact(format_: str, instruction_set: str) -> None:
             bytes_ = quants[:, :, 0] | quants[:, :, 1] << 4
             scales = np.ones((32, k // size), np.float16)
             minima = np.full((32, k // size), -8, np.float16) if has_minimum(format_) else None
-            rows = EncodedRows(bytes_.reshape(32, k // size, -1).view(np.uint32), scales, minima)
+            zeros = rng.integers(-128, 128, (32, k // size)).astype(np.int8) if has_zero(format_) else None
+            rows = EncodedRows(bytes_.reshape(32, k // size, -1).view(np.uint32), scales, minima, zeros=zeros)
     packed = write(format_, rows, k)
     fine = format_ in ("q8", "q6k")
     most = 32767 if fine else 127

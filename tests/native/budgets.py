@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-MATMUL = {"f32": 5e-7, "bf16": 5e-7, "q8": 2e-7, "q8c": 2e-7, "q4g": 2e-7, "q4m": 5e-7, "q4k": 5e-7, "q6k": 2e-7}
+MATMUL = {"f32": 5e-7, "bf16": 5e-7, "q8": 2e-7, "q8c": 2e-7, "q4g": 2e-7, "q4m": 5e-7, "q4z": 2e-7, "q4k": 5e-7,
+          "q6k": 2e-7, "f8": 5e-7}  # fmt: skip
 """Largest error of an output against the reference of its format, as a share of the sum of its products' magnitudes."""
 
-LOGITS = {"f32": 1e-5, "bf16": 1e-5, "q8": 2e-4, "q6k": 2e-4, "q8c": 2e-2, "q4g": 2e-2, "q4m": 2e-2, "q4k": 2e-2,
-          "bf16 products": 5e-2}  # fmt: skip
+LOGITS = {"f32": 1e-5, "bf16": 1e-5, "f8": 1e-5, "q8": 2e-4, "q6k": 2e-4, "q8c": 2e-2, "q4g": 2e-2, "q4m": 2e-2,
+          "q4z": 2e-2, "q4k": 2e-2, "bf16 products": 5e-2}  # fmt: skip
 """Relative L2 error of logits against float64 on the same dequantized weights and the same rounding of what matrices
 multiply. Where that is rounded, some values fall to the other side, for they came out a little differently. What
 bf16 products round is not scaled by its norm yet, so the reference rounds other values than they."""

@@ -17,11 +17,12 @@ from kernels import _native
 from services.executor.backends.cpu.packed_file import Contents
 from services.executor.backends.cpu.packed_weights import PackedWeights
 from services.executor.backends.cpu.packing import pack
-from services.executor.backends.cpu.packing_plan import make_plan
+from services.executor.backends.cpu.packing_plan import plan_for
 from services.executor.backends.cpu.program import build_program
 from services.executor.models.checkpoint import open_checkpoint
 from services.executor.models.hf import canonical_name
 from services.executor.models.spec import ModelSpec
+from services.executor.models.weights import Checkpoint
 from tests.unit.executor.packing_fakes import column_order, matrix_names, read_matrix, row_order
 
 if TYPE_CHECKING:
@@ -51,14 +52,26 @@ class PackedModel:
     def format_of(self, matrix: str) -> str:
         return _NAMES[self.weights.matrix(matrix).format]
 
+    def input_order(self, matrix: str) -> torch.Tensor:
+        """The input that each column of a matrix multiplies, -1 for none."""
+        prefix, _, part = matrix.rpartition(".")
+        inputs = prefix + ("." if prefix else "") + ("qkv" if part in ("q", "k", "v") else part)
+        k, offset = self.weights.matrix(matrix).k, self.weights.vector(f"{inputs}_order")
+        if offset < 0:
+            return torch.arange(k)
+        return torch.tensor(self.weights.buffer[offset : offset + 4 * k].view(np.int32).astype(np.int64))
+
     def native(self, pool: _native.ThreadPool, instruction_set: str) -> _native.Model:
         return _native.Model(build_program(self.spec, self.weights), self.weights.buffer, pool, instruction_set)
 
 
 def pack_model(path: Path, format_: str = "f32") -> PackedModel:
     """A folder's weights, matrices in `format_` where their widths allow it."""
-    checkpoint = open_checkpoint(path)
-    plan = make_plan(checkpoint.spec, checkpoint.formats(), format_)
+    return pack_checkpoint(open_checkpoint(path), format_)
+
+
+def pack_checkpoint(checkpoint: Checkpoint, format_: str = "auto") -> PackedModel:
+    plan = plan_for(checkpoint, format_)
     buffer = aligned(plan.size)
     pack(checkpoint, plan, buffer, threads=1)
     weights = Contents.of(plan, (), checkpoint.spec.tied_embeddings).weights(buffer, mapped_bytes=0)
@@ -81,15 +94,18 @@ def as_multiplied(model: PackedModel, instruction_set: str) -> Inputs:
             return x  # keys and values
         matrix = tensor.replace("embedding", "head").replace(".gate", ".gate_up").replace(".up", ".gate_up")
         format_ = model.format_of(matrix)
-        if format_ == "f32" or (format_ == "bf16" and instruction_set != ROUNDS_TO_BF16):
+        if format_ in ("f32", "f8") or (format_ == "bf16" and instruction_set != ROUNDS_TO_BF16):
             return x
         if format_ == "bf16":
             return x.bfloat16().double()
-        order = torch.tensor(column_order(model.spec, matrix))
-        groups = (x[:, order] * (order >= 0)).unflatten(1, (-1, 32))
+        columns = torch.tensor(column_order(model.spec, matrix))
+        padded = x[:, columns] * (columns >= 0)
+        order = model.input_order(matrix)
+        groups = (padded[:, order] * (order >= 0)).unflatten(1, (-1, 32))
         steps = groups.abs().amax(2, keepdim=True) / (32767 if format_ in ("q8", "q6k") else 127)
         rounded = (groups / steps.where(steps > 0, 1)).round() * steps
-        return rounded.flatten(1)[:, order >= 0]
+        padded[:, order[order >= 0]] = rounded.flatten(1)[:, order >= 0]
+        return padded[:, columns >= 0]
 
     return inputs
 

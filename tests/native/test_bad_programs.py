@@ -102,12 +102,29 @@ ORDER = ["embed", "qkv", "attention", "attention_output", "gate_up", "down", "he
         {"down": (matrix(64, 64), 32)},
         {"down": (matrix(64, 64), (1 << 17) - 192)},
         {"head": ((1 << 17) - 192, matrix(96, 64))},
+        {"qkv": (0, matrix(128, 64), matrix(64, 64), matrix(64, 64), -1, 32)},
+        {"attention_output": (matrix(64, 128), -1, (1 << 17) - 448)},
+        {"gate_up": (0, matrix(128, 64), -1, 1 << 17)},
+        {"down": (matrix(64, 64), -1, 2**62)},
     ],
     ids=str,
 )  # fmt: skip
 def test_programs_that_do_not_fit(parts: dict[str, Any]) -> None:
     with pytest.raises(REFUSED):
         model_of(build(**parts))
+
+
+@pytest.mark.parametrize("bad", [-2, 64, 2**31 - 1, -(2**31)])
+def test_orders_name_columns_that_are_there(bad: int) -> None:
+    program = build(down=(matrix(64, 64), -1, 1024))
+    weights = aligned(1 << 17)
+    order = weights[1024 : 1024 + 64 * 4].view(np.int32)
+    order[:] = -1
+    order[5] = 63
+    model_of(program, weights)
+    order[63] = bad
+    with pytest.raises(ValueError, match="columns that are not there"):
+        model_of(program, weights)
 
 
 def test_weights_and_instruction_sets() -> None:

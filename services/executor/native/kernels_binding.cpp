@@ -13,8 +13,9 @@ namespace nb = nanobind;
 namespace quire {
 namespace {
 
-constexpr const char* kFormatNames[kFormatCount] = {"f32",    "bf16",   "q8",     "q8c",     "q4g32", "q4g64",
-                                                    "q4g128", "q4mg32", "q4mg64", "q4mg128", "q4k",   "q6k"};
+constexpr const char* kFormatNames[kFormatCount] = {"f32",    "bf16",   "q8",      "q8c",     "q4g32", "q4g64",
+                                                    "q4g128", "q4mg32", "q4mg64",  "q4mg128", "q4k",   "q6k",
+                                                    "q4zg32", "q4zg64", "q4zg128", "f8"};
 
 int checked_format(int format) {
   if (format < 0 || format >= kFormatCount) throw std::invalid_argument("unknown format " + std::to_string(format));

@@ -12,10 +12,21 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
+int most_ordered_columns(const Program& program) {
+  int most = 0;
+  for (const Op& op : program.ops) {
+    if (op.order) most = std::max(most, op.matrices[0].k);
+  }
+  return most;
+}
+
 }  // namespace
 
 Model::Model(Program program, std::shared_ptr<ThreadPool> pool, const KernelTable& kernels)
-    : program_(std::move(program)), pool_(std::move(pool)), kernels_(kernels), space_(program_.shape, pool_->size()) {
+    : program_(std::move(program)),
+      pool_(std::move(pool)),
+      kernels_(kernels),
+      space_(program_.shape, most_ordered_columns(program_), pool_->size()) {
   check(program_);
   const Shape& s = program_.shape;
   rotations_ = Memory(size_t(s.context_length) * s.half * 2 * sizeof(float));
@@ -160,7 +171,7 @@ void Model::run(int thread) {
   }
 }
 
-int Model::forms_of(const Op& op) const {
+int Model::multiplied_forms(const Op& op) const {
   int forms = 0;
   for (const Matrix& matrix : op.matrices) {
     if (matrix.data) forms |= kernels_.activation_form(matrix.format);
@@ -168,9 +179,24 @@ int Model::forms_of(const Op& op) const {
   return forms;
 }
 
+// The forms in which this operation's inputs are left for it.
+int Model::written_forms(const Op& op) const { return op.order ? int(kFloatForm) : multiplied_forms(op); }
+
+// What the operation multiplies, from what was written for it; in an order of its own, by all threads together.
+Activation Model::inputs_of(const Op& op, const Activation& written, int thread) {
+  if (!op.order) return written;
+  Activation ordered = space_.ordered;
+  ordered.k = written.k;
+  const int forms = multiplied_forms(op), tokens = inputs_->tokens();
+  pool_->for_each(thread, ordered.k / 32,
+                  [&](int group) { kernels_.reorder_group(written, op.order, ordered, forms, tokens, group); });
+  pool_->barrier(thread);
+  return ordered;
+}
+
 NormFor Model::norm_after(size_t index) const {
   while (!program_.ops[++index].norm) continue;
-  return {program_.ops[index].norm, forms_of(program_.ops[index])};
+  return {program_.ops[index].norm, written_forms(program_.ops[index])};
 }
 
 // Where the thread's own range of the next matrix begins.
@@ -205,6 +231,7 @@ void Model::qkv(const Op& op, size_t index, int thread) {
   const Shape& s = program_.shape;
   const ThreadSpace& mine = space_.threads[size_t(thread)];
   const int tokens = inputs_->tokens();
+  const Activation in = inputs_of(op, space_.normed, thread);
   kernels_.inverse_rms(space_.stream, tokens, s.hidden_size, s.norm_epsilon, mine.inverse_rms);
   QkvTarget target;
   target.heads = s.heads;
@@ -236,7 +263,7 @@ void Model::qkv(const Op& op, size_t index, int thread) {
     }
     for (int first = 0; first < tokens; first += kTokenTile) {
       const int n = std::min(kTokenTile, tokens - first);
-      panel_times_tokens(matrix, local, space_.normed, first, n, mine.sums, first == 0 ? ahead : Ahead{});
+      panel_times_tokens(matrix, local, in, first, n, mine.sums, first == 0 ? ahead : Ahead{});
       kernels_.rotate_and_store(target, mine.sums, first, n, panel, op.bias ? op.bias + size_t(panel) * 32 : nullptr);
     }
   });
@@ -256,7 +283,7 @@ void Model::attention(const Op& op, size_t index, int thread) {
     layer.pools[format] = {base ? base + layer_bytes(format) * size_t(op.layer) : nullptr, block_bytes(format)};
   }
   layer.out = &space_.attended;
-  layer.forms = forms_of(program_.ops[index + 1]);
+  layer.forms = written_forms(program_.ops[index + 1]);
   float* scratch = space_.threads[size_t(thread)].scratch;
   const auto works = attention_.works();
   const auto splits = attention_.splits();
@@ -283,7 +310,7 @@ void Model::attention(const Op& op, size_t index, int thread) {
 void Model::project(const Op& op, size_t index, int thread) {
   const NormFor next = norm_after(index);
   const Matrix& matrix = op.matrices[0];
-  const Activation& in = op.kind == OpKind::kDown ? space_.inner : space_.attended;
+  const Activation in = inputs_of(op, op.kind == OpKind::kDown ? space_.inner : space_.attended, thread);
   const Ahead after = first_panel_after(index, thread);
   float* sums = space_.threads[size_t(thread)].sums;
   const int tokens = inputs_->tokens(), own_end = pool_->first_of(thread + 1, matrix.panels());
@@ -304,7 +331,8 @@ void Model::gate_up(const Op& op, size_t index, int thread) {
   const ThreadSpace& mine = space_.threads[size_t(thread)];
   const int tokens = inputs_->tokens(), groups = s.intermediate_size / 32,
             own_end = pool_->first_of(thread + 1, groups);
-  const int forms = forms_of(program_.ops[index + 1]);
+  const int forms = written_forms(program_.ops[index + 1]);
+  const Activation in = inputs_of(op, space_.normed, thread);
   const Ahead after = first_panel_after(index, thread);
   float* second_sums = mine.sums + kTokenTile * 32;
   kernels_.inverse_rms(space_.stream, tokens, s.hidden_size, s.norm_epsilon, mine.inverse_rms);
@@ -312,9 +340,9 @@ void Model::gate_up(const Op& op, size_t index, int thread) {
     const Ahead ahead = group + 1 < own_end ? matrix.ahead(2 * group + 2) : after;
     for (int first = 0; first < tokens; first += kTokenTile) {
       const int n = std::min(kTokenTile, tokens - first);
-      panel_times_tokens(matrix, 2 * group, space_.normed, first, n, mine.sums,
+      panel_times_tokens(matrix, 2 * group, in, first, n, mine.sums,
                          first == 0 ? matrix.ahead(2 * group + 1) : Ahead{});
-      panel_times_tokens(matrix, 2 * group + 1, space_.normed, first, n, second_sums, first == 0 ? ahead : Ahead{});
+      panel_times_tokens(matrix, 2 * group + 1, in, first, n, second_sums, first == 0 ? ahead : Ahead{});
       kernels_.silu_mul(space_.inner, forms, mine.sums, second_sums, first, n, group, mine.inverse_rms,
                         op.bias ? op.bias + size_t(group) * 64 : nullptr);
     }
@@ -328,6 +356,7 @@ void Model::head(const Op& op, int thread) {
   const ThreadSpace& mine = space_.threads[size_t(thread)];
   const int rows = int(wanted_.size());
   if (rows == 0) return;
+  const Activation in = inputs_of(op, space_.normed, thread);
   kernels_.inverse_rms(space_.stream, inputs_->tokens(), s.hidden_size, s.norm_epsilon, mine.inverse_rms);
   for (int first_row = 0; first_row < rows; first_row += kHeadRows) {
     const int count = std::min(kHeadRows, rows - first_row);
@@ -348,7 +377,7 @@ void Model::head(const Op& op, int thread) {
       for (const Run& run : runs_) {
         for (int i = 0; i < run.count; i += kTokenTile) {
           const int n = std::min(kTokenTile, run.count - i);
-          panel_times_tokens(matrix, panel, space_.normed, run.token + i, n, mine.sums, ahead);
+          panel_times_tokens(matrix, panel, in, run.token + i, n, mine.sums, ahead);
           kernels_.head_panel(target, mine.best, mine.sums, run.token + i, run.row + i, n, panel);
           ahead = {};
         }

@@ -70,7 +70,9 @@ class Model {
   void head(const Op& op, int thread);
 
   NormFor norm_after(size_t index) const;
-  int forms_of(const Op& op) const;
+  int multiplied_forms(const Op& op) const;
+  int written_forms(const Op& op) const;
+  Activation inputs_of(const Op& op, const Activation& written, int thread);
   Ahead first_panel_after(size_t index, int thread) const;
   void panel_times_tokens(const Matrix& matrix, int panel, const Activation& in, int first, int count, float* sums,
                           Ahead ahead) const;

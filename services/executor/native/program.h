@@ -28,6 +28,7 @@ struct Op {
   Matrix matrices[3];           // q, k and v; else the first alone
   const float* norm = nullptr;  // gains of the norm before this operation
   const float* bias = nullptr;  // [rows of all matrices]
+  ColumnOrder order = nullptr;  // [k] of all matrices' columns; null: as the inputs come
 };
 
 // Sizes as the kernels see them: hidden and intermediate padded to 32, heads to whole rotary panels.

@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <tuple>
 
@@ -23,8 +24,8 @@ Matrix unbound(const PackedMatrix& packed) {
 
 }  // namespace
 
-ProgramBuilder& ProgramBuilder::add(OpKind kind, const std::vector<PackedMatrix>& matrices, int64_t norm,
-                                    int64_t bias) {
+ProgramBuilder& ProgramBuilder::add(OpKind kind, const std::vector<PackedMatrix>& matrices, int64_t norm, int64_t bias,
+                                    int64_t order) {
   Op op;
   op.kind = kind;
   op.layer = layer_;
@@ -35,6 +36,7 @@ ProgramBuilder& ProgramBuilder::add(OpKind kind, const std::vector<PackedMatrix>
   }
   offsets.norm = norm;
   offsets.bias = bias;
+  offsets.order = order;
   program_.ops.push_back(op);
   offsets_.push_back(offsets);
   if (kind == OpKind::kDown) program_.shape.layers = ++layer_;
@@ -69,6 +71,14 @@ Program ProgramBuilder::bind(const uint8_t* weights, size_t size) const {
       op.norm = reinterpret_cast<const float*>(at(offsets_[i].norm, size_t(program.shape.padded_hidden) * 4, "a norm"));
     }
     if (offsets_[i].bias >= 0) op.bias = reinterpret_cast<const float*>(at(offsets_[i].bias, rows * 4, "a bias"));
+    if (offsets_[i].order >= 0) {
+      const int k = op.matrices[0].k;
+      op.order = reinterpret_cast<ColumnOrder>(at(offsets_[i].order, size_t(k) * 4, "an order of columns"));
+      if (std::any_of(op.order, op.order + k, [k](int32_t from) { return from < -1 || from >= k; })) {
+        throw std::invalid_argument("layer " + std::to_string(op.layer) +
+                                    ": an order names columns that are not there");
+      }
+    }
   }
   return program;
 }
@@ -77,7 +87,9 @@ void bind_program(nb::module_& module) {
   using Builder = ProgramBuilder;
   nb::class_<Builder>(module, "Program", R"(A flat list of operations over packed weights.
 
-A matrix is (format, rows, k, byte offset into the weights); norms and biases are offsets of fp32 vectors, -1 for none.)")
+A matrix is (format, rows, k, byte offset into the weights); norms and biases are offsets of fp32 vectors, -1 for none.
+An order is the offset of an int32 vector [k]: which input each column of all the operation's matrices multiplies, -1
+for none; without it (-1), columns are in the order of the inputs.)")
       .def(
           "__init__",
           [](Builder* self, int vocab_size, int hidden_size, int head_count, int kv_head_count, int head_size,
@@ -106,28 +118,34 @@ A matrix is (format, rows, k, byte offset into the weights); norms and biases ar
           nb::arg("head_size"), nb::arg("intermediate_size"), nb::arg("context_length"), nb::arg("norm_epsilon"),
           nb::arg("attention_scale"), nb::arg("rotary_frequencies").noconvert())
       .def(
-          "embed", [](Builder& b, PackedMatrix m) { b.add(OpKind::kEmbed, {m}, -1, -1); }, nb::arg("matrix"))
+          "embed", [](Builder& b, PackedMatrix m) { b.add(OpKind::kEmbed, {m}, -1, -1, -1); }, nb::arg("matrix"))
       .def(
           "qkv",
-          [](Builder& b, int64_t norm, PackedMatrix q, PackedMatrix k, PackedMatrix v, int64_t bias) {
-            b.add(OpKind::kQkv, {q, k, v}, norm, bias);
+          [](Builder& b, int64_t norm, PackedMatrix q, PackedMatrix k, PackedMatrix v, int64_t bias, int64_t order) {
+            b.add(OpKind::kQkv, {q, k, v}, norm, bias, order);
           },
-          nb::arg("norm"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("bias") = -1)
-      .def("attention", [](Builder& b) { b.add(OpKind::kAttention, {}, -1, -1); })
+          nb::arg("norm"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("bias") = -1, nb::arg("order") = -1)
+      .def("attention", [](Builder& b) { b.add(OpKind::kAttention, {}, -1, -1, -1); })
       .def(
           "attention_output",
-          [](Builder& b, PackedMatrix m, int64_t bias) { b.add(OpKind::kAttentionOutput, {m}, -1, bias); },
-          nb::arg("matrix"), nb::arg("bias") = -1)
+          [](Builder& b, PackedMatrix m, int64_t bias, int64_t order) {
+            b.add(OpKind::kAttentionOutput, {m}, -1, bias, order);
+          },
+          nb::arg("matrix"), nb::arg("bias") = -1, nb::arg("order") = -1)
       .def(
           "gate_up",
-          [](Builder& b, int64_t norm, PackedMatrix m, int64_t bias) { b.add(OpKind::kGateUp, {m}, norm, bias); },
-          nb::arg("norm"), nb::arg("matrix"), nb::arg("bias") = -1)
+          [](Builder& b, int64_t norm, PackedMatrix m, int64_t bias, int64_t order) {
+            b.add(OpKind::kGateUp, {m}, norm, bias, order);
+          },
+          nb::arg("norm"), nb::arg("matrix"), nb::arg("bias") = -1, nb::arg("order") = -1)
       .def(
-          "down", [](Builder& b, PackedMatrix m, int64_t bias) { b.add(OpKind::kDown, {m}, -1, bias); },
-          nb::arg("matrix"), nb::arg("bias") = -1)
+          "down",
+          [](Builder& b, PackedMatrix m, int64_t bias, int64_t order) { b.add(OpKind::kDown, {m}, -1, bias, order); },
+          nb::arg("matrix"), nb::arg("bias") = -1, nb::arg("order") = -1)
       .def(
-          "head", [](Builder& b, int64_t norm, PackedMatrix m) { b.add(OpKind::kHead, {m}, norm, -1); },
-          nb::arg("norm"), nb::arg("matrix"));
+          "head",
+          [](Builder& b, int64_t norm, PackedMatrix m, int64_t order) { b.add(OpKind::kHead, {m}, norm, -1, order); },
+          nb::arg("norm"), nb::arg("matrix"), nb::arg("order") = -1);
 }
 
 }  // namespace quire

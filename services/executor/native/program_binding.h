@@ -16,7 +16,8 @@ class ProgramBuilder {
  public:
   explicit ProgramBuilder(Shape shape) { program_.shape = std::move(shape); }
 
-  ProgramBuilder& add(OpKind kind, const std::vector<PackedMatrix>& matrices, int64_t norm, int64_t bias);
+  ProgramBuilder& add(OpKind kind, const std::vector<PackedMatrix>& matrices, int64_t norm, int64_t bias,
+                      int64_t order);
 
   // The program over `size` bytes of weights. Throws std::invalid_argument where something lies outside.
   Program bind(const uint8_t* weights, size_t size) const;
@@ -24,7 +25,7 @@ class ProgramBuilder {
  private:
   struct Offsets {
     int64_t matrices[3] = {-1, -1, -1};
-    int64_t norm = -1, bias = -1;
+    int64_t norm = -1, bias = -1, order = -1;
   };
 
   Program program_;

@@ -19,7 +19,8 @@ void lay_out(Carver& carver, Activation& activation, int k, int tokens) {
   activation.int16_scale = carver.take<float>(groups * stride);
 }
 
-Workspace::Workspace(const Shape& shape, int thread_count) : threads(size_t(thread_count)), shape_(shape) {
+Workspace::Workspace(const Shape& shape, int ordered_k, int thread_count)
+    : threads(size_t(thread_count)), shape_(shape), ordered_k_(ordered_k) {
   logit_stride = (size_t(shape.vocab_size) + 31) / 32 * 32;
 }
 
@@ -31,6 +32,7 @@ void Workspace::lay_out(Carver& carver, int tokens) {
   quire::lay_out(carver, normed, int(hidden), tokens);
   quire::lay_out(carver, attended, heads_size, tokens);
   quire::lay_out(carver, inner, shape_.intermediate_size, tokens);
+  quire::lay_out(carver, ordered, ordered_k_, tokens);
   queries = carver.take<float>(n * heads_size);
   const int rows = std::max(kUnitRows, shape_.heads / shape_.kv_heads);
   for (ThreadSpace& thread : threads) {
@@ -56,7 +58,7 @@ void Workspace::reserve(int tokens) {
   }
   // Compact for one token.
   const int stride = tokens == 1 ? 1 : padded_stride(tokens);
-  normed.stride = attended.stride = inner.stride = stride;
+  normed.stride = attended.stride = inner.stride = ordered.stride = stride;
 }
 
 float* Workspace::reserve_states(size_t floats) {

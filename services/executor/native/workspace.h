@@ -34,7 +34,8 @@ struct ThreadSpace {
 
 class Workspace {
  public:
-  Workspace(const Shape& shape, int threads);
+  // Steps of a program; `ordered_k` is the most columns that one of its operations takes in an order of their own.
+  Workspace(const Shape& shape, int ordered_k, int threads);
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
@@ -47,6 +48,7 @@ class Workspace {
 
   Residual stream;
   Activation normed, attended, inner;
+  Activation ordered;        // any of those in the order of the present operation's columns
   float* queries = nullptr;  // [tokens][heads][half][2]
   std::vector<ThreadSpace> threads;
   size_t logit_stride = 0;
@@ -55,7 +57,7 @@ class Workspace {
   void lay_out(Carver& carver, int tokens);
 
   const Shape& shape_;
-  int capacity_ = 0;
+  int ordered_k_ = 0, capacity_ = 0;
   size_t states_capacity_ = 0;
   Memory memory_, states_, logits_;
 };

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -14,10 +15,10 @@ from services.executor.backends.cpu.formats import FORMATS
 from services.executor.backends.cpu.packed_file import Contents
 from services.executor.backends.cpu.packed_weights import PackedWeights
 from services.executor.backends.cpu.packing import pack
-from services.executor.backends.cpu.packing_plan import make_plan
+from services.executor.backends.cpu.packing_plan import plan_for
 from services.executor.models.dequantize import to_float32
 from services.executor.models.spec import ModelSpec
-from services.executor.models.weights import StoredTensor, expected_shapes
+from services.executor.models.weights import Format, StoredTensor, expected_shapes
 
 SPEC = ModelSpec(
     architecture="llama",
@@ -51,15 +52,15 @@ class MadeCheckpoint:
     """Tensors in memory."""
 
     spec: ModelSpec
-    tensors: Mapping[str, StoredTensor]
+    tensors: dict[str, Any]  # StoredTensor or QuantizedTensor
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self.tensors.items()}
 
-    def formats(self) -> Mapping[str, str]:
+    def formats(self) -> Mapping[str, Format]:
         return {name: tensor.format for name, tensor in self.tensors.items()}
 
-    def tensor(self, name: str) -> StoredTensor:
+    def tensor(self, name: str) -> Any:
         return self.tensors[name]
 
     def files(self) -> Sequence[Path]:
@@ -90,7 +91,7 @@ def random_blocks(name: str, shape: tuple[int, ...], format_: str, rng: np.rando
 def make_checkpoint(spec: ModelSpec, format_: str = "F32", seed: int = 0, **others: str) -> MadeCheckpoint:
     """Random weights, matrices in `format_` but for those whose last name is in `others`."""
     rng = np.random.default_rng(seed)
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for name, shape in expected_shapes(spec).items():
         kind = others.get(name.rpartition(".")[2], format_)
         if len(shape) == 1 or kind not in SCALES_AT:
@@ -103,7 +104,7 @@ def make_checkpoint(spec: ModelSpec, format_: str = "F32", seed: int = 0, **othe
 
 def packed(checkpoint: MadeCheckpoint, wanted: str = "auto", threads: int = 1) -> PackedWeights:
     """The checkpoint's weights in a poisoned buffer: what is not written shows."""
-    plan = make_plan(checkpoint.spec, checkpoint.formats(), wanted)
+    plan = plan_for(checkpoint, wanted)
     buffer = np.full(plan.size, 0xA5, np.uint8)
     pack(checkpoint, plan, buffer, threads)
     return Contents.of(plan, (), checkpoint.spec.tied_embeddings).weights(buffer, mapped_bytes=0)
@@ -119,6 +120,8 @@ def read_matrix(weights: PackedWeights, name: str) -> tuple[str, np.ndarray]:
 def panel_size(format_: str, k: int) -> int:
     """Bytes of a panel, written apart from the code under test."""
     sizes = {"f32": k * 128, "bf16": k * 64, "q8": k // 32 * 1088, "q8c": k * 32 + 128}
+    sizes |= {"f8": k * 32 + (k + 127) // 128 * 128}
+    sizes |= {f"q4zg{size}": k * 16 + k // size * 96 for size in (32, 64, 128)}
     sizes |= {f"q4g{size}": k * 16 + k // size * 64 for size in (32, 64, 128)}
     sizes |= {"q4k": k // 256 * 4736, "q6k": k // 256 * 6720}
     sizes |= {f"q4mg{size}": k * 16 + k // size * 128 for size in (32, 64, 128)}

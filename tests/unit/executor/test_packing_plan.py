@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 import kernels.matmul
-from services.executor.backends.cpu.formats import FORMATS, choose, group_size, has_minimum, more_precise, panel_bytes
+from services.executor.backends.cpu.formats import (
+    FORMATS,
+    choose,
+    group_size,
+    has_minimum,
+    has_zero,
+    more_precise,
+    panel_bytes,
+)
 from services.executor.backends.cpu.layout import PaddedSizes
 from services.executor.backends.cpu.packing_plan import make_plan
 from services.executor.models.weights import expected_shapes
@@ -61,7 +69,8 @@ def test_panels_are_as_large_as_told(format_: str) -> None:
     for k in (256, 768, 1536):
         assert panel_bytes(format_, k) == panel_size(format_, k)
     assert has_minimum(format_) == ("m" in format_ or format_ == "q4k")
-    grouped = re.fullmatch(r"q4m?g(\d+)", format_)
+    assert has_zero(format_) == ("z" in format_)
+    grouped = re.fullmatch(r"q4[mz]?g(\d+)", format_)
     assert group_size(format_) == (int(grouped[1]) if grouped else {"q8": 32, "q4k": 256, "q6k": 256}.get(format_, 1))
 
 
@@ -73,6 +82,10 @@ def test_two_tensors_in_a_matrix_take_the_more_precise_format() -> None:
     assert more_precise("q4k", "q4k") == "q4k"
     assert more_precise("q4k", "q4g32") == "q4mg32"
     assert more_precise("q6k", "q4k") == more_precise("q4k", "q6k") == "q8"
+    assert more_precise("q4g64", "q4zg128") == more_precise("q4zg128", "q4g64") == "q4zg64"
+    assert more_precise("q4g128", "q4g32") == "q4g32"
+    assert more_precise("q4g128", "q8") == more_precise("f8", "q4zg32") == more_precise("f8", "q8c") == "q8"
+    assert more_precise("f8", "bf16") == "bf16"
 
 
 def test_sizes_are_padded() -> None:

@@ -38,7 +38,9 @@ _Scores = tuple[list[float], list[int], list[list[int]], list[list[float]]]
 """Of TokenScores' fields, as the native code gives them."""
 
 _DTYPES = {"f32": "fp32", "bf16": "bf16", "q8": "q8_0", "q4g32": "q4_0", "q4mg32": "q4_1",
-           "q4k": "q4_k", "q6k": "q6_k"}  # fmt: skip
+           "q4k": "q4_k", "q6k": "q6_k", "q8c": "int8", "f8": "fp8",
+           **{f"q4{kind}{size}": f"int4 g{size}" for kind in ("g", "zg") for size in (64, 128)},
+           "q4zg32": "int4 g32"}  # fmt: skip
 """Names of packed formats that people know otherwise."""
 
 

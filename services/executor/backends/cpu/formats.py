@@ -21,23 +21,31 @@ FORMATS: Mapping[str, int] = MappingProxyType(
         "q4mg128": 9,
         "q4k": 10,
         "q6k": 11,
+        "q4zg32": 12,
+        "q4zg64": 13,
+        "q4zg128": 14,
+        "f8": 15,
     }
 )
 """The kernels' number of each format."""
 
-_BY_PRECISION = ("f32", "bf16", "q8", "q8c", "q4mg32", "q4mg64", "q4mg128", "q4g32", "q4g64", "q4g128")
+F8_BLOCK = 128
+"""Columns of f8 that share a scale; the last ones may be fewer."""
+
+_BY_PRECISION = ("f32", "bf16", "q8", "q8c", "q4mg32", "q4mg64", "q4mg128", "q4zg32", "q4zg64", "q4zg128",
+                 "q4g32", "q4g64", "q4g128")  # fmt: skip
 
 _NATIVE = {"F32": "f32", "F16": "bf16", "BF16": "bf16", "Q4_0": "q4g32", "Q4_1": "q4mg32", "Q4_K": "q4k", "Q6_K": "q6k"}
 """What stored formats become; all others become q8."""
 
-_NEAREST = {"q4k": "q4mg32", "q6k": "q8"}
-"""What takes the place of formats that fit ggml's blocks alone."""
+_NEAREST = {"q4k": "q4mg32", "q6k": "q8", "f8": "q8"}
+"""What takes the place of formats that fit ggml's blocks or e4m3 alone."""
 
 
 def group_size(format_: str) -> int:
-    """Columns of a group, which share a scale; 1 for formats without groups (q8c has one scale a row)."""
+    """Columns of a group, whose numbers lie beside it; 1 for formats without groups (q8c has one scale a row)."""
     match format_:
-        case "f32" | "bf16" | "q8c":
+        case "f32" | "bf16" | "q8c" | "f8":
             return 1
         case "q8":
             return 32
@@ -51,16 +59,21 @@ def has_minimum(format_: str) -> bool:
     return format_.startswith("q4m") or format_ == "q4k"
 
 
+def has_zero(format_: str) -> bool:
+    """Whether groups hold a zero point beside their scale."""
+    return format_.startswith("q4z")
+
+
 def step_count(format_: str) -> int:
     """Small scales of the parts of a group."""
-    return 16 if format_ in _NEAREST else 0
+    return 16 if format_ in ("q4k", "q6k") else 0
 
 
 def number_bytes(format_: str) -> int:
-    """Bytes of the scales, small scales and minima of one group, 32 rows; 0 for formats without groups."""
+    """Bytes of the scales, small scales, minima and zero points of one group, 32 rows; 0 for formats without groups."""
     if group_size(format_) == 1:
         return 0
-    return (128 if has_minimum(format_) else 64) + step_count(format_) * 32
+    return (128 if has_minimum(format_) else 96 if has_zero(format_) else 64) + step_count(format_) * 32
 
 
 def group_bytes(format_: str) -> int:
@@ -78,6 +91,8 @@ def panel_bytes(format_: str, k: int) -> int:
             return k * 64
         case "q8c":
             return k * 32 + 128
+        case "f8":
+            return k * 32 + -(-k // F8_BLOCK) * 128
     return k // group_size(format_) * group_bytes(format_)
 
 
@@ -98,4 +113,7 @@ def more_precise(first: str, second: str) -> str:
     """The format of two tensors that lie in one matrix."""
     if first == second:
         return first
+    if first.startswith(("q4g", "q4z")) and second.startswith(("q4g", "q4z")):
+        kind = "q4zg" if has_zero(first) or has_zero(second) else "q4g"
+        return f"{kind}{min(group_size(first), group_size(second))}"
     return min(_NEAREST.get(first, first), _NEAREST.get(second, second), key=_BY_PRECISION.index)

@@ -72,6 +72,11 @@ class Columns:
         """Columns that no padding interrupts."""
         return self.k if self.padded == self.size else self.size
 
+    @property
+    def source(self) -> Int32:
+        """The tensor's column in each place [k], -1 for padding."""
+        return _spread(self.runs, self.size, self.padded, self.size, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixLayout:
@@ -84,6 +89,12 @@ class MatrixLayout:
     @property
     def rows(self) -> int:
         return self.strips[0].panels * PANEL_ROWS
+
+    @property
+    def inputs(self) -> str:
+        """What it multiplies, a name that q, k and v of a layer share."""
+        prefix, dot, part = self.name.rpartition(".")
+        return prefix + dot + ("qkv" if part in ("q", "k", "v") else part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from services.executor.backends.cpu.packed_cache import CacheEntry, find_or_make
 from services.executor.backends.cpu.packed_file import VERSION, Contents, NewPackedFile, open_packed
 from services.executor.backends.cpu.packed_weights import PackedWeights, own_memory
 from services.executor.backends.cpu.packing import pack
-from services.executor.backends.cpu.packing_plan import PackingPlan, make_plan
+from services.executor.backends.cpu.packing_plan import PackingPlan, plan_for
 from services.executor.models.catalogue import derived_folder
 from services.executor.models.weights import Bytes, Checkpoint, file_digest, load_failed
 
@@ -33,7 +33,7 @@ def load_packed(checkpoint: Checkpoint, wanted: str, threads: int, folder: Path 
     entry = CacheEntry(folder or derived_folder("packed"), _source(checkpoint.files(), wanted), _state(checkpoint))
     weights, how = open_packed(entry.path), "mapped"
     if weights is None:
-        packing = _Packing(checkpoint, make_plan(checkpoint.spec, checkpoint.formats(), wanted), threads, entry.state)
+        packing = _Packing(checkpoint, plan_for(checkpoint, wanted), threads, entry.state)
         weights, how = find_or_make(entry, packing.size, packing.into_file), "packed into the cache"
         if weights is None:
             weights, how = packing.in_memory(), "packed into memory"
@@ -89,7 +89,8 @@ def _state(checkpoint: Checkpoint) -> str:
     """Changes with the files, with how they are read, and with how they are packed."""
     stats = [path.stat() for path in checkpoint.files()]
     files = [(stat.st_size, stat.st_mtime_ns, stat.st_ino) for stat in stats]
-    return _short_digest([VERSION, files, astuple(checkpoint.spec)])
+    formats = [(name, str(format_)) for name, format_ in checkpoint.formats().items()]
+    return _short_digest([VERSION, files, astuple(checkpoint.spec), formats])
 
 
 def _short_digest(parts: Sequence[object]) -> str:

@@ -30,7 +30,7 @@ from services.executor.backends.cpu.packed_weights import PackedMatrix, PackedWe
 from services.executor.backends.cpu.packing_plan import PackingPlan
 from services.executor.models.weights import Bytes
 
-VERSION = 2
+VERSION = 3
 """Rises with every change to what a packed buffer holds: layouts, formats, how weights are rounded."""
 
 _MAGIC = b"QUIREPAK"
@@ -56,6 +56,7 @@ class Contents:
         if tied:
             matrices["head"] = matrices["embedding"]
         vectors = {vector.layout.name: vector.offset for vector in plan.vectors}
+        vectors |= {order.name: order.offset for order in plan.orders}
         return cls(matrices, vectors, plan.formats, plan.conversions, source_digests)
 
     def weights(self, buffer: Bytes, mapped_bytes: int) -> PackedWeights:

@@ -2,7 +2,9 @@
 
 Matrices: `embedding`, `head` (the embedding itself where tied), and per layer `layers.N.` with `q`, `k`, `v`, `o`,
 `gate_up`, `down`. Vectors, fp32 in the row order of their matrix and padded with zeros: `final_norm`, and per layer
-`attention_norm`, `mlp_norm`, `qkv_bias` (q, k, v one after the other), `o_bias`, `gate_up_bias`, `down_bias`.
+`attention_norm`, `mlp_norm`, `qkv_bias` (q, k, v one after the other), `o_bias`, `gate_up_bias`, `down_bias`. Where the
+columns of matrices are not in the order of their inputs, int32 vectors say which input each multiplies (-1: none):
+`head_order`, and per layer `qkv_order`, `o_order`, `gate_up_order`, `down_order`.
 """
 
 from __future__ import annotations

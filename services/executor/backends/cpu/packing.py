@@ -6,19 +6,18 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.executor.backends.cpu.formats import PANEL_ROWS
-from services.executor.backends.cpu.layout import Columns, Int32, Strip
+from services.executor.backends.cpu.layout import Int32, Strip
 from services.executor.backends.cpu.packing_plan import PackingPlan, PlacedMatrix, PlacedVector
 from services.executor.backends.cpu.panels import EncodedRows, UnfitWeights, write_rows
 from services.executor.backends.cpu.quantize import encode, encode_bf16
 from services.executor.backends.cpu.repack import REPACKERS
+from services.executor.backends.cpu.repack_quantized import encode_quantized, take_columns, take_rows
 from services.executor.models.dequantize import to_float32
-from services.executor.models.weights import Bytes, Checkpoint, StoredTensor, load_failed
+from services.executor.models.weights import Bytes, Checkpoint, StoredTensor, Tensor, load_failed
 
 log = logging.getLogger("quire.executor")
 
@@ -42,6 +41,8 @@ def pack(checkpoint: Checkpoint, plan: PackingPlan, out: Bytes, threads: int) ->
 
     Raises MODEL_LOAD_FAILED naming the first tensor that holds NaN, infinity, or what its format cannot hold.
     """
+    for order in plan.orders:
+        out[order.offset : order.offset + order.inputs.nbytes] = order.inputs.view(np.uint8)
     for vector in plan.vectors:
         _pack_vector(checkpoint, vector, out)
 
@@ -49,9 +50,9 @@ def pack(checkpoint: Checkpoint, plan: PackingPlan, out: Bytes, threads: int) ->
         return _pack_panels(checkpoint, task, out)
 
     with ThreadPoolExecutor(max(1, min(threads, _MOST_THREADS)), "pack") as pool:
-        clamped = sum(pool.map(run, _tasks(plan)))
-    if clamped:
-        log.warning("weights of -128 steps became -127", extra={"count": clamped})
+        rounded = sum(pool.map(run, _tasks(plan)))
+    if rounded:
+        log.warning("scales of weights were rounded to fp16", extra={"count": rounded})
 
 
 def _tasks(plan: PackingPlan) -> Iterator[_Task]:
@@ -63,22 +64,23 @@ def _tasks(plan: PackingPlan) -> Iterator[_Task]:
 
 
 def _pack_panels(checkpoint: Checkpoint, task: _Task, out: Bytes) -> int:
-    """How many values were clamped."""
-    matrix, strip, columns = task.matrix, task.strip, task.matrix.layout.columns
-    size, clamped = matrix.panel_bytes, 0
+    """How many scales were rounded."""
+    matrix, strip = task.matrix, task.strip
+    size, rounded = matrix.panel_bytes, 0
     tensor = checkpoint.tensor(strip.tensor)
-    step = max(1, _BAND_VALUES // (columns.k * strip.width))
+    source = matrix.layout.columns.source if matrix.order is None else matrix.order
+    step = max(1, _BAND_VALUES // (len(source) * strip.width))
     for first in range(task.first, task.last, step):
         last = min(first + step, task.last)
-        rows = _take(tensor, strip.rows[first * strip.width : last * strip.width])
+        rows = strip.rows[first * strip.width : last * strip.width]
         try:
-            encoded = _encode(rows, matrix.format, columns)
+            encoded = _encode(tensor, rows, matrix.format, source)
         except UnfitWeights as error:
             raise load_failed(f"tensor {strip.tensor} {error}") from error
         panels = out[matrix.offset + first * size : matrix.offset + last * size].reshape(last - first, size)
         write_rows(matrix.format, panels, strip.lanes, encoded)
-        clamped += encoded.clamped
-    return clamped
+        rounded += encoded.rounded
+    return rounded
 
 
 def _take(tensor: StoredTensor, rows: Int32) -> StoredTensor:
@@ -91,23 +93,18 @@ def _take(tensor: StoredTensor, rows: Int32) -> StoredTensor:
     return StoredTensor(tensor.name, (len(rows), tensor.shape[-1]), tensor.format, np.ascontiguousarray(data))
 
 
-def _encode(rows: StoredTensor, format_: str, columns: Columns) -> EncodedRows:
-    repacker = REPACKERS.get((rows.format, format_))
+def _encode(tensor: Tensor, rows: Int32, format_: str, source: Int32) -> EncodedRows:
+    if not isinstance(tensor, StoredTensor):
+        return encode_quantized(format_, take_rows(tensor, rows), source)
+    taken = _take(tensor, rows)
+    repacker = REPACKERS.get((taken.format, format_))
     if repacker is not None:
-        return repacker(rows.data)
-    if (rows.format, format_) == ("BF16", "bf16"):
-        return encode_bf16(_pad_columns(rows.data.view(np.uint16), columns))
+        return repacker(taken.data)
+    if (taken.format, format_) == ("BF16", "bf16"):
+        return encode_bf16(take_columns(taken.data.view(np.uint16), source))
     with np.errstate(all="ignore"):  # what is not finite is found by encode
-        values = to_float32(rows)
-    return encode(format_, _pad_columns(values, columns))
-
-
-def _pad_columns(values: NDArray[Any], columns: Columns) -> NDArray[Any]:
-    """Zeros after each run of columns."""
-    if columns.padded == columns.size:
-        return values
-    runs = values.reshape(len(values), columns.runs, columns.size)
-    return np.pad(runs, ((0, 0), (0, 0), (0, columns.padded - columns.size))).reshape(len(values), columns.k)
+        values = to_float32(taken)
+    return encode(format_, take_columns(values, source))
 
 
 def _pack_vector(checkpoint: Checkpoint, vector: PlacedVector, out: Bytes) -> None:

@@ -12,6 +12,7 @@ from services.executor.backends.cpu.formats import group_bytes, group_size, numb
 from services.executor.models.weights import Bytes
 
 UInt32 = NDArray[np.uint32]
+Words = NDArray[np.uint32 | np.uint8]
 Scales = NDArray[np.floating[Any]]
 Steps = NDArray[np.uint8 | np.int8]
 
@@ -24,11 +25,12 @@ class UnfitWeights(Exception):
 class EncodedRows:
     """Rows of a matrix in a packed format, not yet interleaved with those of their panel."""
 
-    words: UInt32  # [rows, groups, words of a group]; formats without groups have one
-    scales: Scales | None = None  # [rows, groups] fp16, of q8c fp32
+    words: Words  # [rows, groups, words of a group], of f8 bytes; formats without groups have one
+    scales: Scales | None = None  # [rows, groups] fp16; of q8c [rows, 1] and of f8 [rows, blocks] fp32
     minima: Scales | None = None  # [rows, groups] fp16
     steps: Steps | None = None  # [rows, groups, small scales of a group]
-    clamped: int = 0  # values that the format cannot hold and that took the nearest one it can
+    zeros: NDArray[np.int8] | None = None  # [rows, groups]
+    rounded: int = 0  # given scales that the format does not hold exactly
 
     def __post_init__(self) -> None:
         for numbers in (self.scales, self.minima):
@@ -38,20 +40,21 @@ class EncodedRows:
 
 def write_rows(format_: str, panels: Bytes, lanes: slice, rows: EncodedRows) -> None:
     """Fills `lanes` of panels [P, bytes of a panel] with P times as many rows as there are lanes."""
-    words, numbers, steps = _parts(format_, panels)
-    _interleave(words.view(np.uint32), lanes, rows.words)
+    words, numbers, steps = _parts(format_, panels, rows.words[0].nbytes * 32)
+    _interleave(words.view(rows.words.dtype), lanes, rows.words)
     if rows.steps is not None:
         _interleave(steps, lanes, rows.steps.view(np.uint8))
-    for start, values in ((0, rows.scales), (32, rows.minima)):
+    for start, values in ((0, rows.scales), (32, rows.minima), (64, rows.zeros)):
         if values is not None:
-            _interleave(numbers.view(values.dtype)[..., start : start + 32], lanes, values[..., None])
+            by_group = values.reshape(len(values), numbers.shape[1], -1)
+            place = slice(start, start + 32 * by_group.shape[2])
+            _interleave(numbers.view(values.dtype)[..., place], lanes, by_group)
 
 
-def _parts(format_: str, panels: Bytes) -> tuple[Bytes, Bytes, Bytes]:
-    """The bytes [P, groups, bytes] of words, of scales and minima, and of small scales."""
+def _parts(format_: str, panels: Bytes, word_bytes: int) -> tuple[Bytes, Bytes, Bytes]:
+    """The bytes [P, groups, bytes] of words, of scales, minima and zero points, and of small scales."""
     if group_size(format_) == 1:
-        end = panels.shape[1] - (128 if format_ == "q8c" else 0)
-        return panels[:, None, :end], panels[:, None, end:], panels[:, None, :0]
+        return panels[:, None, :word_bytes], panels[:, None, word_bytes:], panels[:, None, :0]
     groups = panels.reshape(len(panels), -1, group_bytes(format_))
     size, small = number_bytes(format_), step_count(format_) * 32
     if small:

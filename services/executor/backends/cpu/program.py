@@ -34,11 +34,12 @@ def build_program(spec: ModelSpec, weights: PackedWeights) -> _native.Program:
     program.embed(matrix("embedding"))
     for layer in range(spec.layer_count):
         at = f"layers.{layer}."
-        norm, bias = vector(at + "attention_norm"), vector(at + "qkv_bias")
-        program.qkv(norm, matrix(at + "q"), matrix(at + "k"), matrix(at + "v"), bias)
+        norm, bias, order = vector(at + "attention_norm"), vector(at + "qkv_bias"), vector(at + "qkv_order")
+        program.qkv(norm, matrix(at + "q"), matrix(at + "k"), matrix(at + "v"), bias, order)
         program.attention()
-        program.attention_output(matrix(at + "o"), vector(at + "o_bias"))
-        program.gate_up(vector(at + "mlp_norm"), matrix(at + "gate_up"), vector(at + "gate_up_bias"))
-        program.down(matrix(at + "down"), vector(at + "down_bias"))
-    program.head(vector("final_norm"), matrix("head"))
+        program.attention_output(matrix(at + "o"), vector(at + "o_bias"), vector(at + "o_order"))
+        norm, bias, order = vector(at + "mlp_norm"), vector(at + "gate_up_bias"), vector(at + "gate_up_order")
+        program.gate_up(norm, matrix(at + "gate_up"), bias, order)
+        program.down(matrix(at + "down"), vector(at + "down_bias"), vector(at + "down_order"))
+    program.head(vector("final_norm"), matrix("head"), vector("head_order"))
     return program

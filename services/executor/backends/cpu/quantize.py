@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from services.executor.backends.cpu.formats import group_size, has_minimum
+from services.executor.backends.cpu.formats import F8_BLOCK, group_size, has_minimum, has_zero
 from services.executor.backends.cpu.panels import EncodedRows, UInt32, UnfitWeights
+from services.executor.quant.matrix import FP8_MAX, fp8_codes
 
 Float16 = NDArray[np.float16]
 Float32 = NDArray[np.float32]
@@ -29,11 +30,15 @@ def encode(format_: str, values: Float32) -> EncodedRows:
                 return _q8(values.reshape(len(values), -1, 32))
             case "q8c":
                 return _q8c(values)
+            case "f8":
+                return _f8(values)
             case "q4k":
                 return _q4k(values.reshape(len(values), -1, 8, 32))
             case "q6k":
                 return _q6k(values.reshape(len(values), -1, 16, 16))
         groups = values.reshape(len(values), -1, group_size(format_))
+        if has_zero(format_):
+            return _q4_zero(groups)
         return _q4_minimum(groups) if has_minimum(format_) else _q4(groups)
 
 
@@ -99,6 +104,23 @@ def _q4_minimum(groups: Float32) -> EncodedRows:
     scales = ((groups.max(axis=2) - low) / 15).astype(np.float16)
     quants = _steps(groups - minima[..., None].astype(np.float32), scales, 15).clip(0, 15)
     return EncodedRows(nibble_words(quants.view(np.uint8)), scales, minima)
+
+
+def _q4_zero(groups: Float32) -> EncodedRows:
+    low, high = np.minimum(groups.min(axis=2), 0), np.maximum(groups.max(axis=2), 0)
+    scales = ((high - low) / 15).astype(np.float16)
+    zeros = -_steps(low[..., None], scales, 15)[..., 0]
+    quants = (_steps(groups, scales, 15) + zeros[..., None]).clip(0, 15)
+    return EncodedRows(nibble_words(quants.view(np.uint8)), scales, zeros=zeros)
+
+
+def _f8(rows: Float32) -> EncodedRows:
+    n, k = rows.shape
+    blocks = np.pad(rows, ((0, 0), (0, -k % F8_BLOCK))).reshape(n, -1, F8_BLOCK)
+    scales = np.abs(blocks).max(axis=2) / np.float32(FP8_MAX)
+    divisors: Float32 = np.where(scales == 0, np.float32(1), scales)
+    codes = fp8_codes(np.divide(blocks, divisors[..., None], dtype=np.float32))
+    return EncodedRows(codes.reshape(n, 1, -1)[..., :k], scales)
 
 
 def _q4k(parts: Float32) -> EncodedRows:

@@ -1,7 +1,6 @@
 """ggml's quantized blocks to packed words without a detour over fp32.
 
-Exact, but for Q4_K in a format that is not its own, where products of scales are rounded to fp16, and for -128 in
-Q8_0, which becomes -127.
+Exact, but for Q4_K in a format that is not its own, where products of scales are rounded to fp16.
 """
 
 from __future__ import annotations
@@ -54,14 +53,8 @@ def _q5_0(rows: Bytes) -> EncodedRows:
 
 
 def _q8_0(rows: Bytes) -> EncodedRows:
-    """The kernels' int8 is symmetric. ggml never writes -128, and one step off in one value is nearer than a new scale
-    for its whole group."""
     blocks = _blocks(rows, 34)
-    values = blocks[..., 2:].view(np.int8)
-    lowest = values == -128
-    clamped = int(lowest.sum())
-    return EncodedRows(byte_words(np.where(lowest, np.int8(-127), values) if clamped else values), _half(blocks, 0),
-                       clamped=clamped)  # fmt: skip
+    return EncodedRows(byte_words(blocks[..., 2:]), _half(blocks, 0))
 
 
 def _q4_k_blocks(rows: Bytes) -> tuple[UInt32, Float16, Float16, Steps]:

@@ -1,0 +1,137 @@
+"""Quantized matrices in their neutral forms to packed words: the same codes and scales where a format holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.executor.backends.cpu.column_order import groups_of_parts
+from services.executor.backends.cpu.formats import F8_BLOCK, group_size, has_zero
+from services.executor.backends.cpu.layout import Int32
+from services.executor.backends.cpu.panels import EncodedRows, UnfitWeights
+from services.executor.backends.cpu.quantize import Float16, byte_words, encode, nibble_words
+from services.executor.models.weights import QuantizedTensor
+from services.executor.quant.matrix import Float32, Fp8Matrix, GroupedMatrix, Int16, QuantizedMatrix, UInt8
+
+_F8_NAN = 0x7F
+
+
+def take_rows(tensor: QuantizedTensor, rows: Int32) -> QuantizedMatrix:
+    """These rows of a matrix; -1 is a row of zeros."""
+    is_real = rows >= 0
+    wanted = rows[is_real] if is_real.any() else np.zeros(1, np.int32)
+    runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
+    parts = [tensor.read(int(run[0]), int(run[-1]) + 1) for run in runs]
+    if is_real.all():
+        return parts[0] if len(parts) == 1 else _joined(parts)
+    # A row of zeros is some other one times zero.
+    spread = _joined(parts).take_rows(np.maximum(np.cumsum(is_real) - 1, 0))
+    return replace(spread, scales=spread.scales * is_real[:, None])
+
+
+def encode_quantized(format_: str, rows: QuantizedMatrix, source: Int32) -> EncodedRows:
+    """Rows whose columns go where `source` [k] says: a column's number, -1 for padding. Raises UnfitWeights."""
+    found = _encode_f8(format_, rows, source) if isinstance(rows, Fp8Matrix) else _encode_grouped(format_, rows, source)
+    if found is not None:
+        return found
+    with np.errstate(all="ignore"):  # what is not finite is found by encode
+        return encode(format_, take_columns(rows.dequantize(), source))
+
+
+def take_columns(values: NDArray[Any], source: Int32) -> NDArray[Any]:
+    """Columns of values [n, width] by number, contiguous; -1 is a column of zeros."""
+    if len(source) == values.shape[1] and bool((source == np.arange(len(source))).all()):
+        return np.ascontiguousarray(values)
+    taken = values[:, source]
+    taken[:, source < 0] = 0
+    return taken
+
+
+def _encode_f8(format_: str, rows: Fp8Matrix, source: Int32) -> EncodedRows | None:
+    """None where the format does not hold such rows as they are."""
+    width = rows.shape[1]
+    blocks = np.arange(width, dtype=np.int32) // np.int32(min(rows.block[1], width))
+    found = groups_of_parts(_in_places(blocks, source), F8_BLOCK) if format_ == "f8" else None
+    if found is None:
+        return None
+    if ((rows.codes & _F8_NAN) == _F8_NAN).any():
+        raise UnfitWeights("holds NaN")
+    scales = _with_row_scales(rows).scales
+    return EncodedRows(take_columns(rows.codes, source)[:, None], take_columns(scales, found))
+
+
+def _encode_grouped(format_: str, rows: GroupedMatrix, source: Int32) -> EncodedRows | None:
+    """None where the format does not hold such rows as they are."""
+    if format_ not in ("q8", "q8c") and not (rows.bits <= 4 and format_.startswith(("q4g", "q4z"))):
+        return None
+    size = len(source) if format_ == "q8c" else group_size(format_)
+    found = groups_of_parts(_in_places(rows.column_groups(), source), size)
+    if found is None:
+        return None
+    scales, zeros = take_columns(rows.scales, found), take_columns(rows.zeros, found)
+    zeros = np.where(found < 0, np.int16(1 << (rows.bits - 1)), zeros)
+    codes = take_columns(rows.codes, source).reshape(len(rows.codes), -1, size)
+    if (source < 0).any():
+        np.copyto(codes, np.minimum(zeros, 15).astype(np.uint8)[..., None], where=(source < 0).reshape(-1, size))
+    halves, rounded = _to_half(scales)
+    if format_ in ("q8", "q8c"):
+        signed = _around_zero(rows.bits, codes, zeros)
+        if signed is None:
+            return None
+        words = byte_words(signed)
+        return EncodedRows(words, scales) if format_ == "q8c" else EncodedRows(words, halves, rounded=rounded)
+    if has_zero(format_):
+        return EncodedRows(nibble_words(codes), halves, zeros=zeros.astype(np.int8), rounded=rounded)
+    return EncodedRows(nibble_words(_around_eight(rows.bits, codes, zeros)), halves, rounded=rounded)
+
+
+def _around_zero(bits: int, codes: UInt8, zeros: Int16) -> NDArray[np.int8] | None:
+    """Codes [n, groups, size] less their zero points [n, groups]; None where int8 does not hold them."""
+    if zeros.max() > 128 or (1 << bits) - 1 - zeros.min() > 127:
+        return None
+    moved: NDArray[np.int8] = (codes - zeros.astype(np.uint8)[..., None]).view(np.int8)  # modulo 256
+    return moved
+
+
+def _around_eight(bits: int, codes: UInt8, zeros: Int16) -> UInt8:
+    """Codes [n, groups, size] moved so that their zero points [n, groups] become 8."""
+    if (zeros == 8).all():
+        return codes
+    moves = 8 - zeros
+    if moves.min() < 0 or moves.max() > 16 - (1 << bits):
+        raise UnfitWeights("has zero points other than its format says")
+    return codes + moves.astype(np.uint8)[..., None]
+
+
+def _to_half(scales: Float32) -> tuple[Float16, int]:
+    """Scales as fp16, and how many of them it does not hold exactly."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        halves = scales.astype(np.float16)
+    return halves, int((halves != scales).sum())
+
+
+def _in_places(groups: Int32, source: Int32) -> Int32:
+    """The group of each place, -1 for padding."""
+    return np.where(source < 0, np.int32(-1), groups[source])
+
+
+def _with_row_scales(rows: Fp8Matrix) -> Fp8Matrix:
+    """The same with scales [N, ...]."""
+    return Fp8Matrix(rows.codes, rows.scales[np.arange(len(rows.codes)) // rows.block[0]], (1, rows.block[1]))
+
+
+def _joined(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
+    """Rows of one matrix below each other, with scales [N, ...]."""
+    codes = np.concatenate([part.codes for part in parts])
+    scales = np.concatenate(
+        [(_with_row_scales(part) if isinstance(part, Fp8Matrix) else part).scales for part in parts]
+    )
+    first = parts[0]
+    if isinstance(first, Fp8Matrix):
+        return Fp8Matrix(codes, scales, (1, first.block[1]))
+    zeros = np.concatenate([part.zeros for part in parts if isinstance(part, GroupedMatrix)])
+    return replace(first, codes=codes, scales=scales, zeros=zeros)
