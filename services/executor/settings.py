@@ -18,6 +18,8 @@ KvFormatName = Literal["auto", "fp32", "bf16"]
 InstructionSet = Literal["auto", "portable", "avx2", "avx512", "avx512_vnni"]
 NumaNode = Literal["auto", "none"] | int
 
+_REMOTE = re.compile(r"rediss?://[^/?#]*(/[0-9]*/?)?([?#].*)?|unix://.*", re.DOTALL)
+
 
 class ExecutorSettings(ServiceSettings):
     """Computes: holds one model's weights and KV, and runs the steps that its scheduler grants."""
@@ -86,8 +88,9 @@ class ExecutorSettings(ServiceSettings):
     @field_validator("kv_remote")
     @classmethod
     def _check_remote(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not value.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("not redis://HOST:PORT, rediss://HOST:PORT or unix://PATH")
+        # Of a database that is no number redis-py takes the first, without a word.
+        if value is not None and not _REMOTE.fullmatch(value.get_secret_value()):
+            raise ValueError("not redis://HOST:PORT/NUMBER, rediss://HOST:PORT/NUMBER or unix://PATH")
         return value
 
     @model_validator(mode="after")

@@ -41,6 +41,7 @@ def test_formats_by_age():
         (["--kv-disk-size", "much"], "kv_disk_size"),
         (["--kv-host-memory", "auto"], "kv_host_memory"),
         (["--kv-remote", "http://127.0.0.1"], "kv_remote"),
+        (["--kv-remote", "redis://:secret@127.0.0.1/abc"], "kv_remote"),
         (["--dtype", "int3"], "dtype"),
         (["--backend", "abacus"], "backend"),
         (["--max-step-tokens", "8"], "max_step_tokens"),
@@ -62,3 +63,10 @@ def test_a_remote_stores_password_is_not_printed():
     settings = load(ExecutorSettings, "executor", ["--kv-remote", "redis://:secret@127.0.0.1:6379"])
     assert settings.kv_remote.get_secret_value() == "redis://:secret@127.0.0.1:6379"
     assert "secret" not in describe(settings)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h", "redis://h:1/", "rediss://u:p@[::1]:1/15?timeout=3", "unix:///run/a?db=2"]
+)
+def test_addresses_of_remote_stores(url):
+    assert load(ExecutorSettings, "executor", ["--kv-remote", url]).kv_remote.get_secret_value() == url
