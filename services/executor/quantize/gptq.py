@@ -14,7 +14,7 @@ from torch import Tensor
 
 from services.common.errors import QuireError, Reason
 from services.executor.quant.matrix import GroupedMatrix
-from services.executor.quantize.grid import Grid, Numbers, fit, grouped
+from services.executor.quantize.grid import Grid, Numbers, fit_closest, grouped
 
 DAMPING = 0.01
 """Part of the mean of H's diagonal that is added to it."""
@@ -69,7 +69,8 @@ def quantize(weight: Tensor, compensation: Compensation, grid: Grid) -> GroupedM
     for start in range(0, count, block):
         stop = min(start + block, count)
         if start % width == 0:
-            numbers.append(fit(columns[start : start + width].t(), grid))
+            cost = factor.diagonal()[start : start + width] ** -2  # of a column's error, once the later ones moved
+            numbers.append(fit_closest(columns[start : start + width].t(), grid, cost))
         errors = _round_block(columns[start:stop], factor[start:stop, start:stop], numbers[-1], grid, codes[start:stop])
         columns[stop:].addmm_(factor[start:stop, stop:].t(), errors, alpha=-1)
     place = torch.argsort(order)

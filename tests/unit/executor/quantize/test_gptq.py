@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from services.common.errors import QuireError, Reason
 from services.executor.quant.matrix import GroupedMatrix
 from services.executor.quantize import gptq
-from services.executor.quantize.grid import Grid, fit, round_to_nearest
+from services.executor.quantize.grid import Grid, fit_closest, round_to_nearest
 from services.executor.quantize.moments import output_error
 
 Correlated = Callable[..., tuple[Tensor, Tensor]]
@@ -22,11 +24,12 @@ def plain_gptq(weight: Tensor, hessian: Tensor, grid: Grid, order: list[int]) ->
     w = weight.double()[:, order]
     h = hessian.double()[order][:, order]
     inverse = torch.linalg.inv(h + gptq.DAMPING * h.diagonal().mean() * torch.eye(len(h), dtype=torch.float64))
+    cost = torch.linalg.cholesky(inverse, upper=True).diagonal().float() ** -2
     codes = torch.empty_like(w)
     width = grid.width(w.shape[1])
     for i in range(w.shape[1]):
         if i % width == 0:
-            numbers = fit(w[:, i : i + width].float(), grid)
+            numbers = fit_closest(w[:, i : i + width].float(), grid, cost[i : i + width])
         scale, zero = numbers.scale.double(), numbers.zero.double()
         codes[:, i] = (torch.round(w[:, i] / scale) + zero).clamp(0, grid.levels)
         error = (w[:, i] - (codes[:, i] - zero) * scale) / inverse[i, i]
@@ -35,6 +38,13 @@ def plain_gptq(weight: Tensor, hessian: Tensor, grid: Grid, order: list[int]) ->
     found = torch.empty_like(codes)
     found[:, order] = codes
     return found.to(torch.uint8)
+
+
+def each_alone(weight: Tensor, grid: Grid) -> NDArray[np.uint8]:
+    """Codes of the closest fits."""
+    groups = weight.view(len(weight), -1, grid.width(weight.shape[1]))
+    codes = fit_closest(groups, grid, torch.ones(groups.shape[2])).codes(groups, grid)
+    return codes.view(weight.shape).to(torch.uint8).numpy()
 
 
 def error_of(matrix: GroupedMatrix, weight: Tensor, gram: Tensor) -> float:
@@ -88,7 +98,7 @@ def test_independent_inputs_leave_nothing_to_make_up_for() -> None:
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
     grid = Grid(4, 32, True, torch.float16)
     found = gptq.quantize(weight, gptq.find_compensation(torch.eye(64), by_importance=False), grid)
-    assert (found.codes == round_to_nearest(weight, grid).codes).all()
+    assert (found.codes == each_alone(weight, grid)).all()
 
 
 def test_inputs_that_are_always_zero_and_too_little_text(correlated: Correlated) -> None:
@@ -102,7 +112,7 @@ def test_inputs_that_are_always_zero_and_too_little_text(correlated: Correlated)
         found = gptq.quantize(weight, gptq.find_compensation(gram, by_importance=act_order), grid)
         assert error_of(found, weight, gram) < error_of(round_to_nearest(weight, grid), weight, gram)
     nothing = gptq.find_compensation(torch.zeros(64, 64), by_importance=False)
-    assert (gptq.quantize(weight, nothing, grid).codes == round_to_nearest(weight, grid).codes).all()
+    assert (gptq.quantize(weight, nothing, grid).codes == each_alone(weight, grid)).all()
 
 
 def test_activations_that_are_no_numbers_are_refused() -> None:
