@@ -15,21 +15,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
-from quire.v1 import executor_pb2, types_pb2
+from quire.v1 import executor_pb2
 from services.common import log as logs
 from services.common.errors import QuireError
 from services.executor.batch import StepLimits
 from services.executor.bench_fit import blocks_needed, machine, measure_steps
-from services.executor.core import StepCore
+from services.executor.bench_loop import BenchLoop, greedy_sequence
 from services.executor.cost_model import fit
 from services.executor.loader import LoadedModel, make_loader
-from services.executor.metrics import ExecutorMetrics
 from services.executor.model_flags import add_model_flags
 from services.executor.settings import ExecutorSettings
 from services.executor.warmup import warm_up
-from services.executor.worker import Event, Fault, StepLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,33 +92,23 @@ def measure(model: LoadedModel, limits: StepLimits, batch: int, prompt: int, out
     """
     if prompt + output > model.backend.spec.context_length:
         raise ValueError(f"prompt and output exceed the context of {model.backend.spec.context_length} tokens")
-    events: list[Event] = []
-    loop = StepLoop(StepCore(limits), events.append, ExecutorMetrics(CollectorRegistry()))
-    loop.backend = model.backend
-    loop.core.set_model(model.limits)
-    epoch = loop.core.open(executor_pb2.RunHello(scheduler_id="bench")).epoch
+    loop = BenchLoop(model, limits)
     ids = range(1, batch + 1)
     started = time.perf_counter()
-    loop.core.take(
+    loop.take(
         executor_pb2.StepPlan(
-            epoch=epoch,
-            step=1,
             enter=[_sequence(model, i, prompt, output) for i in ids],
             sequence_ids=ids,
             token_limits=[min(prompt, limits.tokens)] * batch,
             step_counts=[-(-prompt // limits.tokens)] * batch,
         )
     )
-    _compute(loop, events)
+    _compute(loop)
     prefilled = time.perf_counter()
-    loop.core.take(
-        executor_pb2.StepPlan(
-            epoch=epoch, step=2, sequence_ids=ids, token_limits=[1] * batch, step_counts=[output] * batch
-        )
-    )
-    _compute(loop, events)
+    loop.take(executor_pb2.StepPlan(sequence_ids=ids, token_limits=[1] * batch, step_counts=[output] * batch))
+    _compute(loop)
     decoded = time.perf_counter()
-    tokens = sum(len(event.token_ids) for event in events if isinstance(event, executor_pb2.StepResults))
+    tokens = sum(len(event.token_ids) for event in loop.events if isinstance(event, executor_pb2.StepResults))
     if tokens != batch * output:
         raise ValueError(f"{tokens} tokens came instead of {batch * output}")
     return Point(
@@ -149,30 +135,16 @@ def _best(model: LoadedModel, limits: StepLimits, batch: int, options: argparse.
     return fastest(runs)
 
 
-def _compute(loop: StepLoop, events: list[Event]) -> None:
+def _compute(loop: BenchLoop) -> None:
     while loop.turn():
         pass
-    for event in events:
-        if isinstance(event, Fault):
-            raise event.error
-        for end in event.ended if isinstance(event, executor_pb2.StepResults) else ():
-            if end.HasField("error"):
-                raise QuireError.from_detail(end.error)
+    loop.check()
 
 
 def _sequence(model: LoadedModel, number: int, prompt: int, output: int) -> executor_pb2.SequenceState:
     draw = random.Random(number)
-    per_sequence = -(-(prompt + output) // model.shape.block_size)
-    first = (number - 1) * per_sequence
-    blocks = executor_pb2.BlockList(group_id=0, block_ids=range(first, first + per_sequence))
-    return executor_pb2.SequenceState(
-        sequence_id=number,
-        token_ids=[draw.randrange(model.backend.spec.vocab_size) for _ in range(prompt)],
-        prompt_length=prompt,
-        blocks=[blocks],
-        sampling=types_pb2.SamplingParams(temperature=0.0, seed=number),
-        stop=types_pb2.StopCriteria(max_tokens=output, ignore_eos=True),
-    )
+    ids = [draw.randrange(model.backend.spec.vocab_size) for _ in range(prompt)]
+    return greedy_sequence(number, ids, prompt + output, output, model.shape.block_size)
 
 
 def _parser() -> argparse.ArgumentParser:

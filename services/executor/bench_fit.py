@@ -8,19 +8,14 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple, cast
 
-from prometheus_client import CollectorRegistry
-
-from quire.v1 import executor_pb2, types_pb2
-from services.common.errors import QuireError
+from quire.v1 import executor_pb2
 from services.executor.backends.base import Backend, StepInputs, StepOutputs
 from services.executor.batch import StepLimits
+from services.executor.bench_loop import BenchLoop, greedy_sequence
 from services.executor.capacity import KvDemand, kv_shape
-from services.executor.core import StepCore
 from services.executor.cost_model import Fit, Machine, StepShape
 from services.executor.loader import LoadedModel
 from services.executor.memory import measure as measure_memory
-from services.executor.metrics import ExecutorMetrics
-from services.executor.worker import Event, Fault, StepLoop
 
 DECODE_STEPS = 12
 CHUNK = 32
@@ -116,12 +111,8 @@ class _Recorder:
 
 
 def _run(model: LoadedModel, limits: StepLimits, batch: Batch) -> Iterator[tuple[StepShape, float]]:
-    events: list[Event] = []
-    loop = StepLoop(StepCore(limits), events.append, ExecutorMetrics(CollectorRegistry()))
     recorder = _Recorder(model.backend)
-    loop.backend = cast(Backend, recorder)  # nothing but steps is asked of it
-    loop.core.set_model(model.limits)
-    epoch = loop.core.open(executor_pb2.RunHello(scheduler_id="bench")).epoch
+    loop = BenchLoop(model, limits, cast(Backend, recorder))  # nothing but steps is asked of it
     ids = list(range(1, batch.sequences + 1))
     early, late = ids[: -(-len(ids) // 2)], ids[-(-len(ids) // 2) :]
     whole = -(-batch.prompt // limits.tokens)
@@ -130,9 +121,8 @@ def _run(model: LoadedModel, limits: StepLimits, batch: Batch) -> Iterator[tuple
         _plan(model, batch, late, [(early, 1, batch.pieces), (late, CHUNK, batch.pieces)]),
         _plan(model, batch, [], [(ids, 1, DECODE_STEPS)]),
     ]
-    for number, plan in enumerate(plans, 1):
-        plan.epoch, plan.step = epoch, number
-        loop.core.take(plan)
+    for plan in plans:
+        loop.take(plan)
         while True:
             started = time.perf_counter()
             loop.turn()
@@ -141,34 +131,18 @@ def _run(model: LoadedModel, limits: StepLimits, batch: Batch) -> Iterator[tuple
             if shape is None:
                 break
             yield shape, seconds
-    for event in events:
-        if isinstance(event, Fault):
-            raise event.error
-        for end in event.ended if isinstance(event, executor_pb2.StepResults) else ():
-            if end.HasField("error"):
-                raise QuireError.from_detail(end.error)
+    loop.check()
 
 
 def _plan(
     model: LoadedModel, batch: Batch, entering: Sequence[int], grants: Sequence[tuple[Sequence[int], int, int]]
 ) -> executor_pb2.StepPlan:
     """`grants` are (sequences, tokens of a step at most, steps)."""
-    plan = executor_pb2.StepPlan(enter=[_sequence(model, batch, number) for number in entering])
+    length, prompt = batch.length, [TOKEN] * batch.prompt
+    enter = [greedy_sequence(number, prompt, length, length, model.shape.block_size) for number in entering]
+    plan = executor_pb2.StepPlan(enter=enter)
     for ids, tokens, steps in grants:
         plan.sequence_ids.extend(ids)
         plan.token_limits.extend([tokens] * len(ids))
         plan.step_counts.extend([steps] * len(ids))
     return plan
-
-
-def _sequence(model: LoadedModel, batch: Batch, number: int) -> executor_pb2.SequenceState:
-    blocks = -(-batch.length // model.shape.block_size)
-    first = (number - 1) * blocks
-    return executor_pb2.SequenceState(
-        sequence_id=number,
-        token_ids=[TOKEN] * batch.prompt,
-        prompt_length=batch.prompt,
-        blocks=[executor_pb2.BlockList(group_id=0, block_ids=range(first, first + blocks))],
-        sampling=types_pb2.SamplingParams(temperature=0.0, seed=number),
-        stop=types_pb2.StopCriteria(max_tokens=batch.length, ignore_eos=True),
-    )
