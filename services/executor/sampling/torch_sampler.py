@@ -14,8 +14,6 @@ from torch import Tensor
 from services.executor.backends.base import Sampled, SampleRow, TokenScores
 from services.executor.sampling import draw, scores
 
-_SCORED_ROWS = 64  # rows that leave the device at once: 64 x V x 4 bytes
-
 
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | None]:
     """One token per row of logits [R, V] fp32; None where a row has NaN, +inf or nothing above -inf."""
@@ -38,15 +36,7 @@ def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | None]:
 
 def score_prompt(logits: Tensor, targets: Sequence[int], count: int) -> TokenScores:
     """Scores targets[i] under row i of logits [N, V], with `count` alternatives. NaN where a row is not finite."""
-    found = TokenScores([], [], [], [])
-    for start in range(0, len(targets), _SCORED_ROWS):
-        part = targets[start : start + _SCORED_ROWS]
-        scored = scores.score(list(_rows(logits, range(start, start + len(part)))), part, count)
-        found.chosen += scored.chosen
-        found.ranks += scored.ranks
-        found.top_ids += scored.top_ids
-        found.top_logprobs += scored.top_logprobs
-    return found
+    return scores.score(list(_rows(logits, range(len(targets)))), targets, count)
 
 
 def _argmax(logits: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
