@@ -82,10 +82,12 @@ def fit(steps: Sequence[tuple[StepShape, float]]) -> Fit:
     parts = np.array([(1, *shape) for shape, _ in steps]) / seconds[:, None]
     scale = np.abs(parts).max(axis=0)
     scale[scale == 0] = 1.0
+    scaled = parts / scale
     best, least = np.zeros(terms), float(len(steps))
     for chosen in itertools.chain.from_iterable(itertools.combinations(range(terms), n) for n in range(1, terms + 1)):
-        found = np.linalg.lstsq(parts[:, chosen] / scale[list(chosen)], np.ones(len(steps)), rcond=None)[0]
-        error = float(np.square(parts[:, chosen] / scale[list(chosen)] @ found - 1).sum())
+        used = scaled[:, chosen]
+        found = np.linalg.lstsq(used, np.ones(len(steps)), rcond=None)[0]
+        error = float(np.square(used @ found - 1).sum())
         if found.min() >= 0 and error < least:
             best, least = np.zeros(terms), error
             best[list(chosen)] = found / scale[list(chosen)]
