@@ -24,7 +24,7 @@ async def encode_prompt(
     tokenizer: ModelTokenizer,
     encoder: Encoder,
 ) -> list[int]:
-    """The prompt's ids. INVALID_FIELD where it holds no token."""
+    """The prompt's ids. INVALID_FIELD where it holds no token, or one that the model does not have."""
     kind = request.WhichOneof("prompt")
     if kind == "token_ids":
         return list(request.token_ids.ids)
@@ -32,6 +32,7 @@ async def encode_prompt(
     ids = await encoder.encode(tokenizer, prompt)
     if not ids:
         raise invalid("chat" if kind == "chat" else "text", "holds no tokens")
+    check_ids("prompt", ids, model.vocab_size)  # those that a client wrote are checked already
     return ids
 
 
@@ -40,7 +41,6 @@ def make_submit(
 ) -> scheduler_pb2.Submit:
     """The request without handle, id and seed. CONTEXT_EXCEEDED where it is too long."""
     max_tokens = validation.resolve_max_tokens(len(prompt_ids), request.stop, model.context_length)
-    check_ids("prompt", prompt_ids, model.vocab_size)
     validation.check_prompt_scores(len(prompt_ids), request.logprobs)
     submit = scheduler_pb2.Submit(
         model=model.name,

@@ -34,7 +34,6 @@ class ModelTokenizer:
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         bos, eos = config.get("bos_token"), config.get("eos_token")
         self.bos_id: int | None = self._tokenizer.token_to_id(bos) if bos else None
         self.eos_id: int | None = self._tokenizer.token_to_id(eos) if eos else None
