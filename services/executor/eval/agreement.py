@@ -11,19 +11,20 @@ from pathlib import Path
 from services.common import log as logs
 from services.common.errors import invalid
 from services.executor.eval.compute import score_text
-from services.executor.eval.drawn import DRAWN_TOKENS, MOST_SEQUENCES, draw_passages
+from services.executor.eval.drawn import DRAWN_TOKENS, MOST_SEQUENCES
 from services.executor.eval.measures import Agreement, Distance, distance, summarize_agreement
 from services.executor.eval.options import (
     Choice,
+    add_text_flags,
     base_parser,
     choose,
+    draw_text,
     errors_told,
     find_frame,
     load,
     model_line,
     progress,
     read_text,
-    token_count,
 )
 from services.executor.eval.text import Passage, reads_alike, tokenize
 from services.executor.eval.windows import Frame
@@ -54,10 +55,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--against-dtype", choices=DTYPES, help="the reference's number format of weights")
     parser.add_argument("--against-kv-format", choices=KV_FORMATS, help="its number format of keys and values")
     parser.add_argument("--against-instruction-set", choices=INSTRUCTION_SETS, help="what it uses of this CPU")
-    parser.add_argument("--text", metavar="FILE", help="a text, UTF-8, instead of the reference's own")
-    parser.add_argument(
-        "--tokens", type=token_count, metavar="N", help=f"only the first N tokens of the text (its own: {DRAWN_TOKENS})"
-    )
+    add_text_flags(parser)
     options = parser.parse_args(argv)
     if not any(value for name, value in vars(options).items() if name.startswith("against_")):
         parser.error("name the reference with --against-model, --against-backend or another --against flag")
@@ -68,8 +66,9 @@ def main(argv: Sequence[str]) -> int:
         frame = find_frame([wanted, against], options.context, options.stride)
         reference = load(against, options.threads, frame.context, MOST_SEQUENCES if text is None else 1)
         candidate = load(wanted, options.threads, frame.context)
+        _check_vocabularies(reference, candidate)
         if text is None:
-            passages = _draw(reference, candidate, options.tokens or DRAWN_TOKENS, frame)
+            passages = draw_text(reference, options.tokens, frame)
         else:
             passages = [_tokenize(text, reference, candidate, options.tokens)]
         with progress("compared", sum(len(passage.ids) for passage in passages)) as done:
@@ -118,14 +117,7 @@ def _check_vocabularies(reference: LoadedModel, candidate: LoadedModel) -> None:
         raise invalid("--against-model", f"its vocabulary has {wanted} tokens, that of {candidate.name} has {found}")
 
 
-def _draw(reference: LoadedModel, candidate: LoadedModel, count: int, frame: Frame) -> list[Passage]:
-    _check_vocabularies(reference, candidate)
-    with progress("written", count) as done:
-        return draw_passages(reference, count, frame.context - 1, done)
-
-
 def _tokenize(text: str, reference: LoadedModel, candidate: LoadedModel, limit: int | None) -> Passage:
-    _check_vocabularies(reference, candidate)
     passage = tokenize(text, reference, limit)
     if not reads_alike(text, limit, passage, reference, candidate):
         raise invalid("--against-model", f"its tokenizer reads this text otherwise than that of {candidate.name}")

@@ -18,20 +18,21 @@ from services.executor.bench import measure as measure_speed
 from services.executor.eval.bootstrap import CONFIDENCE, Interval, Resamples
 from services.executor.eval.compare_table import table
 from services.executor.eval.compute import STEP_TOKENS
-from services.executor.eval.drawn import DRAWN_TOKENS, MOST_SEQUENCES, draw_passages
+from services.executor.eval.drawn import DRAWN_TOKENS, MOST_SEQUENCES
 from services.executor.eval.options import (
     Choice,
+    add_text_flags,
     base_parser,
     choose,
+    draw_text,
     errors_told,
     find_frame,
     load,
     progress,
     read_text,
-    token_count,
 )
 from services.executor.eval.scores import Difference, Score, differences, perplexity_interval, score
-from services.executor.eval.text import Passage, reads_alike, tokenize
+from services.executor.eval.text import reads_alike, tokenize
 from services.executor.eval.windows import Frame
 from services.executor.loader import LoadedModel
 from services.executor.model_flags import SOURCE_HELP, add_compute_flags
@@ -86,10 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("models", nargs="+", metavar="MODEL", help=SOURCE_HELP)
     parser.add_argument("--reference", metavar="MODEL", help="what the others are compared with (default: the first)")
     add_compute_flags(parser)
-    parser.add_argument("--text", metavar="FILE", help="a text, UTF-8, instead of the reference's own")
-    parser.add_argument(
-        "--tokens", type=token_count, metavar="N", help=f"only the first N tokens of the text (its own: {DRAWN_TOKENS})"
-    )
+    add_text_flags(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw quality over size, and speed")
     return parser
 
@@ -101,7 +99,7 @@ def _compare(
     names = _names(choices)
     room = max(frame.context, PROMPT_TOKENS + OUTPUT_TOKENS)
     reference = load(choices[0], threads, room, MOST_SEQUENCES if text is None else 1)
-    passages = _passages(reference, text, tokens, frame)
+    passages = draw_text(reference, tokens, frame) if text is None else [tokenize(text, reference, tokens)]
     count = sum(len(passage.ids) for passage in passages)
     rows = [_describe(names[0], reference)]
     scores: list[Score] = []
@@ -139,14 +137,6 @@ def _names(choices: Sequence[Choice]) -> list[str]:
     if len(set(full)) < len(full):
         raise invalid("MODEL", "one is named twice")
     return [name if short.count(name) == 1 else source for name, source in zip(short, full, strict=True)]
-
-
-def _passages(reference: LoadedModel, text: str | None, tokens: int | None, frame: Frame) -> list[Passage]:
-    if text is not None:
-        return [tokenize(text, reference, tokens)]
-    wanted = tokens or DRAWN_TOKENS
-    with progress("written", wanted) as done:
-        return draw_passages(reference, wanted, frame.context - 1, done)
 
 
 def _check_vocabularies(choices: Sequence[Choice]) -> None:

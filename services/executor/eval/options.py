@@ -15,6 +15,8 @@ from tqdm import tqdm
 from services.common.errors import QuireError, Reason, invalid
 from services.common.kv_policy import NAMES
 from services.executor.eval.compute import STEP_TOKENS
+from services.executor.eval.drawn import DRAWN_TOKENS, draw_passages
+from services.executor.eval.text import Passage
 from services.executor.eval.windows import Frame
 from services.executor.loader import LoadedModel, make_loader
 from services.executor.models.checkpoint import load_spec
@@ -66,6 +68,14 @@ def add_kv_flags(parser: argparse.ArgumentParser) -> None:
     for name in _KV_SETTINGS[1:]:
         described = f"{fields[name].description} (default: {fields[name].default})"
         parser.add_argument(f"--{name.replace('_', '-')}", type=token_count, metavar="N", help=described)
+
+
+def add_text_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds --text and --tokens, for evaluations that need no text."""
+    parser.add_argument("--text", metavar="FILE", help="a text, UTF-8, instead of the reference's own")
+    parser.add_argument(
+        "--tokens", type=token_count, metavar="N", help=f"only the first N tokens of the text (its own: {DRAWN_TOKENS})"
+    )
 
 
 def choose(options: argparse.Namespace, flag: str, model: str) -> Choice:
@@ -131,6 +141,13 @@ def load(choice: Choice, threads: int, context: int, sequences: int = 1) -> Load
 def model_line(model: LoadedModel) -> str:
     """What computes, for people."""
     return "{model}  {backend} {dtype}, KV {kv_format}  {device}".format_map(model.describe())
+
+
+def draw_text(reference: LoadedModel, tokens: int | None, frame: Frame) -> list[Passage]:
+    """The reference's own text, of DRAWN_TOKENS where no number is given. Raises NOT_FINITE."""
+    count = tokens or DRAWN_TOKENS
+    with progress("written", count) as done:
+        return draw_passages(reference, count, frame.context - 1, done)
 
 
 @contextmanager

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from services.common import log as logs
-from services.executor.eval.compute import score_text
-from services.executor.eval.measures import Fit, log_likelihoods, summarize_fit
+from services.executor.eval.measures import Fit
 from services.executor.eval.options import (
     add_kv_flags,
     base_parser,
@@ -25,7 +22,8 @@ from services.executor.eval.options import (
     read_text,
     token_count,
 )
-from services.executor.eval.text import Passage, tokenize
+from services.executor.eval.scores import score
+from services.executor.eval.text import tokenize
 from services.executor.eval.windows import Frame
 from services.executor.loader import LoadedModel
 from services.executor.model_flags import add_model_flags
@@ -62,22 +60,11 @@ def main(argv: Sequence[str]) -> int:
         model = load(choice, options.threads, frame.context)
         passage = tokenize(text, model, options.tokens)
         with progress("scored", len(passage.ids)) as done:
-            fit = measure(model, passage, frame, done)
+            fit = score([model], [passage], frame, done)[0].fit
     kv = _kv_cost(model, frame.context)
     report = model.describe() | kv | {"text": Path(options.text).name} | asdict(frame) | asdict(fit)
     print(json.dumps(report) if options.json else _table(model, frame, fit, kv), flush=True)
     return 0
-
-
-def measure(model: LoadedModel, passage: Passage, frame: Frame, scored: Callable[[int], object]) -> Fit:
-    """Scores a passage; `scored` hears of tokens as they are done. Raises NOT_FINITE."""
-    found = []
-    byte_count = 0
-    for part in score_text([model], [passage], frame):
-        found.append(log_likelihoods(part.logits[0], part.targets))
-        byte_count += part.byte_count
-        scored(len(part.targets))
-    return summarize_fit(np.concatenate(found), byte_count)
 
 
 def _kv_cost(model: LoadedModel, length: int) -> dict[str, Any]:
