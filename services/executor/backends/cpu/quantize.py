@@ -57,8 +57,11 @@ def round_to_bf16(values: Float32) -> UInt16:
 
 def nibble_words(quants: UInt8) -> UInt32:
     """4-bit values [n, groups, size] as words [n, groups, size / 8]: of 32 values, i beside i + 16."""
-    halves = quants.reshape(*quants.shape[:2], -1, 2, 16)
-    return byte_words(halves[..., 0, :] | halves[..., 1, :] << 4)
+    eights = np.ascontiguousarray(quants).reshape(-1, 32).view(np.uint64)  # no shift leaves its byte
+    pairs = np.empty((len(eights), 2), np.uint64)
+    for i in range(2):
+        np.bitwise_or(eights[:, i], eights[:, i + 2] << np.uint64(4), out=pairs[:, i])
+    return pairs.view(np.uint32).reshape(*quants.shape[:2], -1)
 
 
 def six_bit_words(quants: UInt8) -> UInt32:

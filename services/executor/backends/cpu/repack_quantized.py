@@ -46,8 +46,10 @@ def take_columns(values: NDArray[Any], source: Int32) -> NDArray[Any]:
     """Columns of values [n, width] by number, contiguous; -1 is a column of zeros."""
     if len(source) == values.shape[1] and bool((source == np.arange(len(source))).all()):
         return np.ascontiguousarray(values)
-    taken = values[:, source]
-    taken[:, source < 0] = 0
+    is_padding = source < 0
+    taken: NDArray[Any] = np.take(values, np.where(is_padding, 0, source), axis=1)  # twice as fast as an index
+    if is_padding.any():
+        taken[:, is_padding] = 0
     return taken
 
 
