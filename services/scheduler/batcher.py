@@ -9,38 +9,15 @@ from quire.v1 import executor_pb2, types_pb2
 from services.common.limits import MESSAGE_TOKENS
 from services.scheduler.lifecycle import UNSENT
 from services.scheduler.reserve import want_blocks
+from services.scheduler.room import CHUNKS_IN_FLIGHT, prefill_room
 from services.scheduler.sequence import UNLIMITED_STEPS, Sequence
 from services.scheduler.state import Executor, State
 from services.scheduler.stays import Stay
 
-CHUNKS_IN_FLIGHT = 2
 REPORT_GRANTS = 2
 """Tokens wait no longer than about the time of so many grants, however long steps become."""
 PREFILL_AHEAD_TOKENS = 256
 """Slots beyond what is granted that a prompt asks for where it did not get all at first."""
-
-
-def step_budget(state: State, executor: Executor) -> int:
-    """The most tokens that one step of this executor may compute."""
-    description = executor.description
-    assert description is not None
-    limit = description.max_step_tokens
-    return min(limit, state.limits.step_tokens or limit)
-
-
-def prefill_room(state: State, executor: Executor, budget: int) -> int:
-    """Tokens of prefill in one step, at least one.
-
-    A quarter of the budget, however many sequences decode. Beside those a step is the gap between two of their tokens:
-    measured times say how much prefill goes into it.
-    """
-    decodes = len(executor.decoding)
-    room = max(budget - decodes, budget // 4, 1)
-    if not decodes:
-        return room
-    limits = state.limits
-    chunk = executor.step_time.chunk(decodes, limits.gap_stretch, limits.gap_seconds, executor.gap_target)
-    return min(room, chunk)
 
 
 def plan(state: State, executor: Executor, budget: int, now: float) -> executor_pb2.StepPlan | None:
@@ -131,6 +108,7 @@ def _grant_chunks(state: State, executor: Executor, message: executor_pb2.StepPl
     """
     if not executor.prefilling:
         return
+    state.may_admit = True  # there will be room for another prompt
     _grant_last_tokens(executor, message, now)
     taken = [0] * CHUNKS_IN_FLIGHT  # tokens by position in the sequences' credit
     for sequence in chain(executor.prefilling.values(), executor.chunking.values()):

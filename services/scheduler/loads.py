@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 
 from quire.v1 import kvmanager_pb2
+from services.scheduler.room import queued_tokens
 from services.scheduler.state import Executor
 
 
@@ -18,8 +19,3 @@ def state_loads(executors: SequenceOf[Executor]) -> kvmanager_pb2.ExecutorLoads:
         output_tokens=[max(executor.expected_tokens, len(executor.running)) for executor in executors],
         slownesses=[executor.slowness.factor for executor in executors],
     )
-
-
-def queued_tokens(executor: Executor) -> int:
-    """Known tokens that wait there to be computed."""
-    return sum(len(sequence.token_ids) - sequence.projected_length for sequence in executor.prefilling.values())

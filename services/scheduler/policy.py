@@ -42,6 +42,11 @@ class Policy(Protocol):
         """Whether urgent work gets the places of less urgent work that runs."""
         ...
 
+    @property
+    def gathers(self) -> bool:
+        """Whether newcomers are placed long before their prompts are computed."""
+        ...
+
     def admits(self, executor: Executor) -> bool:
         """Whether an executor that has room takes newcomers now."""
         ...
@@ -60,6 +65,10 @@ class Fair:
     @property
     def overtakes(self) -> bool:
         return True
+
+    @property
+    def gathers(self) -> bool:
+        return False
 
     def queue(self) -> WaitingQueue:
         return FairQueue(self.ageing_seconds)
@@ -80,6 +89,10 @@ class FirstCome:
     def overtakes(self) -> bool:
         return False
 
+    @property
+    def gathers(self) -> bool:
+        return False
+
     def queue(self) -> WaitingQueue:
         return ArrivalQueue()
 
@@ -98,6 +111,10 @@ class StaticBatches:
     @property
     def overtakes(self) -> bool:
         return False
+
+    @property
+    def gathers(self) -> bool:
+        return True
 
     def queue(self) -> WaitingQueue:
         return ArrivalQueue()

@@ -17,6 +17,7 @@ from services.scheduler.lifecycle import count_slots, fail_request, finish, plac
 from services.scheduler.loads import state_loads
 from services.scheduler.queue import order
 from services.scheduler.restate import lose
+from services.scheduler.room import queue_room
 from services.scheduler.sequence import Phase, Sequence
 from services.scheduler.state import UNLIMITED, Asked, Executor, Model, State
 
@@ -111,8 +112,9 @@ def _admissions(state: State, now: float) -> list[Ask]:
         if not executors:
             continue
         open_ones = [e for e in executors if state.limits.policy.admits(e)]
+        room = UNLIMITED if state.limits.policy.gathers else _prompt_room(state, model, open_ones)
         speed = max(executor.step_time.prompt_speed for executor in executors)
-        while len(model.queue) and model.asked_count < model.window:
+        while len(model.queue) and model.asked_count < model.window and room > 0:
             open_ones = [e for e in open_ones if e.free_sequences > 0]
             sequence = model.queue.peek(now, speed) if open_ones else None
             if sequence is None:
@@ -122,8 +124,16 @@ def _admissions(state: State, now: float) -> list[Ask]:
                 break
             why = model.queue.reason(sequence, now)
             model.queue.pop(sequence)
+            room -= len(sequence.token_ids)
             reservations.append(_ask(state, model, sequence, allowed, why))
     return reservations
+
+
+def _prompt_room(state: State, model: Model, executors: list[Executor]) -> int:
+    """Tokens of prompts that may be placed now, beside those that were asked for."""
+    asked = (asked.sequence for asked in state.asked.values() if asked.model is model)
+    room = sum(max(0, queue_room(state, executor)) for executor in executors)
+    return room - sum(len(sequence.token_ids) for sequence in asked if sequence is not None)
 
 
 def _candidates(serving: list[Executor]) -> list[Executor]:

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 from quire.v1 import executor_pb2, kvmanager_pb2
 from services.scheduler.alarms import ring
-from services.scheduler.batcher import plan, step_budget
+from services.scheduler.batcher import plan
 from services.scheduler.beams import make_way
 from services.scheduler.drain import drain
 from services.scheduler.overtake import overtake
 from services.scheduler.preempt import preempt
 from services.scheduler.reserve import reserve
+from services.scheduler.room import step_budget
 from services.scheduler.slowness import compare
 from services.scheduler.state import Executor, State
 

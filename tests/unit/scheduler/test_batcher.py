@@ -8,8 +8,9 @@ import pytest
 
 from quire.v1 import executor_pb2, scheduler_pb2
 from services.scheduler.apply import MAX_GRANT_STEPS, apply, grant_steps
-from services.scheduler.batcher import plan, prefill_room, step_budget
+from services.scheduler.batcher import plan
 from services.scheduler.pace import StepTime
+from services.scheduler.room import prefill_room, step_budget
 from services.scheduler.sequence import Sequence
 from services.scheduler.state import Executor, Limits, State
 from tests.unit.scheduler.sim import Harness, submit

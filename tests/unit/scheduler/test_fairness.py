@@ -229,3 +229,21 @@ def test_a_ledger_forgets_those_that_want_nothing_and_states_shares() -> None:
         ledger.mark(float(at))
     busy.prompt_tokens += 10
     assert ledger.shares()[busy] == 1.0
+
+
+def test_a_first_token_does_not_wait_behind_the_prompts_of_a_flood() -> None:
+    """Prompts are placed as they are computed: what is placed is out of the fair order."""
+    harness = shared(blocks=4000, max_sequences=64, max_step_tokens=64)
+    flood(harness, "a", 1000, 60, 64, 8)
+    while not harness.state.executors[0].running:
+        harness.step()
+    harness.send(submit(1, [1] * 64, 8, ignore_eos=True, tenant="b"))
+
+    def begun() -> int:
+        return sum(any(client.outputs.values()) for client in harness.clients.values())
+
+    before = begun()
+    while not any(harness.clients[1].outputs.values()):
+        assert harness.step()
+    assert before < 10
+    assert begun() - before <= 6

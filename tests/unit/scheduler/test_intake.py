@@ -131,7 +131,8 @@ def test_deadlines_are_judged_by_learned_speed() -> None:
             harness.state.kv_connected = True
             harness.turn()
             asked = [r.token_ids[0] for message in harness.to_kv for r in message.reservations]
-            assert asked == ([2] if refused else [2, 1] if is_late else [1, 2])
+            # Behind 100 tokens there is no room for more.
+            assert asked == ([2] if refused else [2, 1] if is_late else [1])
 
 
 @pytest.mark.parametrize(("deadline_ms", "refused"), [(0, False), (990, True), (1010, False)])
