@@ -59,7 +59,7 @@ FORMATS = {
 def format_of(type_id: int) -> GgmlFormat:
     """The format that a file means by this number. ValueError where none is known."""
     if type_id not in FORMATS:
-        raise ValueError(f"number format {type_id} is not known")
+        raise ValueError(f"ggml type {type_id} is not known")
     return FORMATS[type_id]
 
 

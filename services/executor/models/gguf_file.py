@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from services.executor.models.fields import Fields
 from services.executor.models.ggml_formats import is_readable
 from services.executor.models.gguf_metadata import GgufHeader, TensorInfo, read_header
 from services.executor.models.spec import ModelSpec, RopeScaling
@@ -24,7 +24,7 @@ _LAYER = {
     **{f"attn_{part}": part for part in ("q", "k", "v")},
     **{f"ffn_{part}": part for part in ("gate", "up", "down")},
 }
-_LAYER_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER_NAME = re.compile(r"blk\.([0-9]{1,6})\.(\w+)\.(weight|bias)")
 ROPE_FACTORS = "rope_freqs.weight"
 
 
@@ -45,7 +45,14 @@ class GgufCheckpoint:
         self._path = path
         header = read_header(path, arrays="none")
         self._bytes: Bytes = np.memmap(path, np.uint8, mode="c")  # private: arrays count as writable
-        self._places = {canonical_name(name): info for name, info in header.tensors.items() if name != ROPE_FACTORS}
+        self._places: dict[str, TensorInfo] = {}
+        for stored, info in header.tensors.items():
+            name = canonical_name(stored)
+            if name == ROPE_FACTORS:
+                continue
+            if name in self._places:
+                raise load_failed(f"{path}: tensor {stored} occurs twice, also under another name")
+            self._places[name] = info
         for name, info in self._places.items():
             if not is_readable(info.format):
                 raise load_failed(f"{path}: tensor {name} has format {info.format}, which cannot be dequantized")
@@ -78,8 +85,10 @@ class GgufCheckpoint:
         info = header.tensors.get(ROPE_FACTORS)
         if info is None:
             return ()
-        if info.format != "F32":
-            raise load_failed(f"{self._path}: {ROPE_FACTORS} has format {info.format}, expected F32")
+        if info.format != "F32" or len(info.shape) != 1 or not info.byte_count:
+            raise load_failed(
+                f"{self._path}: {ROPE_FACTORS} is {list(info.shape)} {info.format}, expected a row of F32"
+            )
         return tuple(self._read(info).reshape(-1).view(np.float32).tolist())
 
 
@@ -91,62 +100,58 @@ def split_halves(rows: Bytes, heads: int) -> Bytes:
 
 def spec_from_header(header: GgufHeader, rope_factors: tuple[float, ...]) -> ModelSpec:
     """The spec that metadata and tensor names describe."""
-    fields, tensors = header.fields, header.tensors
-    architecture = fields.get("general.architecture", "none")
+    tensors, general = header.tensors, Fields("metadata", header.fields)
+    architecture = general.text("general.architecture", "none")
     if architecture not in ARCHITECTURES:
         raise load_failed(f"architecture {architecture} is not supported; supported: {', '.join(ARCHITECTURES)}")
-    if fields.get("split.count", 1) > 1:
+    if general.whole("split.count", 1) > 1:
         raise load_failed("GGUF files split in parts are not supported; merge them first")
     if "token_embd.weight" not in tensors:
         raise load_failed("tensor token_embd.weight is missing")
-
-    def number(key: str, default: Any = None) -> Any:
-        value = fields.get(f"{architecture}.{key}", default)
-        if not isinstance(value, int | float):
-            raise load_failed(f"metadata {architecture}.{key} is {value!r}, expected a number")
-        return value
-
-    if number("expert_count", 0):
+    start = f"{architecture}."
+    fields = Fields(
+        "metadata", {key.removeprefix(start): value for key, value in header.fields.items() if key.startswith(start)}
+    )
+    if fields.whole("expert_count", 0):
         raise load_failed("mixtures of experts are not supported")
-    hidden, heads = int(number("embedding_length")), int(number("attention.head_count"))
-    head_size = int(number("attention.key_length", hidden // max(heads, 1)))
-    if int(number("rope.dimension_count", head_size)) != head_size:
+    hidden, heads = fields.whole("embedding_length"), fields.whole("attention.head_count")
+    head_size = fields.whole("attention.key_length", hidden // max(heads, 1))
+    if fields.whole("rope.dimension_count", head_size) != head_size:
         raise load_failed("rotary positions over a part of the head are not supported")
     return ModelSpec(
         architecture=architecture,
-        vocab_size=tensors["token_embd.weight"].shape[0],
+        vocab_size=(*tensors["token_embd.weight"].shape, 0)[0],
         hidden_size=hidden,
-        intermediate_size=int(number("feed_forward_length")),
-        layer_count=int(number("block_count")),
+        intermediate_size=fields.whole("feed_forward_length"),
+        layer_count=fields.whole("block_count"),
         head_count=heads,
-        kv_head_count=int(number("attention.head_count_kv", heads)),
+        kv_head_count=fields.whole("attention.head_count_kv", heads),
         head_size=head_size,
-        context_length=int(number("context_length")),
-        norm_epsilon=float(number("attention.layer_norm_rms_epsilon")),
-        rope_theta=float(number("rope.freq_base", 10000.0)),
-        rope_scaling=_rope_scaling(fields, architecture, rope_factors),
+        context_length=fields.whole("context_length"),
+        norm_epsilon=fields.real("attention.layer_norm_rms_epsilon"),
+        rope_theta=fields.real("rope.freq_base", 10000.0),
+        rope_scaling=_rope_scaling(fields, rope_factors),
         attention_bias="blk.0.attn_q.bias" in tensors,
         output_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_gate.bias" in tensors,
         tied_embeddings="output.weight" not in tensors,
-        eos_token_ids=_end_ids(fields),
-        bos_token_id=fields.get("tokenizer.ggml.bos_token_id"),
+        eos_token_ids=_end_ids(general),
+        bos_token_id=next(iter(general.token_ids("tokenizer.ggml.bos_token_id")), None),
     )
 
 
-def _rope_scaling(fields: Mapping[str, Any], architecture: str, factors: tuple[float, ...]) -> RopeScaling | None:
+def _rope_scaling(fields: Fields, factors: tuple[float, ...]) -> RopeScaling | None:
     if factors:
         return RopeScaling("factors", factors=factors)
-    kind = fields.get(f"{architecture}.rope.scaling.type", "none")
+    kind = fields.text("rope.scaling.type", "none")
     if kind == "linear":
-        return RopeScaling("linear", float(fields[f"{architecture}.rope.scaling.factor"]))
+        return RopeScaling("linear", fields.real("rope.scaling.factor"))
     if kind != "none":
         raise load_failed(f"rope scaling {kind} is not supported")
     return None
 
 
-def _end_ids(fields: Mapping[str, Any]) -> tuple[int, ...]:
+def _end_ids(fields: Fields) -> tuple[int, ...]:
     """End of sequence, turn and message, as far as the file names them."""
     names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    found = (fields.get(f"tokenizer.ggml.{name}") for name in names)
-    return tuple(dict.fromkeys(int(token_id) for token_id in found if token_id is not None))
+    return tuple(dict.fromkeys(id_ for name in names for id_ in fields.token_ids(f"tokenizer.ggml.{name}")))

@@ -5,15 +5,16 @@ Matrices are plain, or quantized as `services.executor.quant` reads them.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from services.executor.models.fields import Fields, read_object
 from services.executor.models.safetensors_file import SafetensorsFile
 from services.executor.models.spec import ModelSpec, RopeScaling
+from services.executor.models.weight_index import INDEX, shard_names
 from services.executor.models.weights import (
     PLAIN_FORMATS,
     Format,
@@ -39,9 +40,11 @@ _LAYER = {
     **{f"self_attn.{part}_proj": part for part in ("q", "k", "v", "o")},
     **{f"mlp.{part}_proj": part for part in ("gate", "up", "down")},
 }
-_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_LAYER_NAME = re.compile(r"model\.layers\.([0-9]{1,6})\.(.+)\.(weight|bias)")
 _NO_WEIGHTS = re.compile(r".*(rotary_emb\.inv_freq|self_attn\.[qkv]_scale|\.[qkv]_proj\.(output|[qkv])_scale)")
 """Buffers, and scales of keys and values for caches in FP8."""
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 _Place = tuple[SafetensorsFile, str]
 
@@ -69,14 +72,14 @@ class HfCheckpoint:
     """An opened folder."""
 
     def __init__(self, folder: Path) -> None:
-        config = _read_json(folder / "config.json")
+        config = read_object(folder / "config.json")
         generation = folder / "generation_config.json"
         weights = [SafetensorsFile(path) for path in _weight_files(folder)]
         label_file, label = _find_label(folder, config)
         # What is stored means something else under another label.
         self._files = [file.path for file in weights] + ([] if label is None else [label_file])
         self._places, parts = _sort_names(folder, weights)
-        spec = spec_from_config(config, _read_json(generation) if generation.exists() else {})
+        spec = spec_from_config(config, read_object(generation) if generation.exists() else {})
         # Biases are what the file holds: older configs of Qwen2 do not mention theirs.
         has = self._places.keys()
         self.spec = check_spec(
@@ -136,7 +139,7 @@ def _find_label(folder: Path, config: Mapping[str, Any]) -> tuple[Path, Label | 
     if label is None:
         for name, method in LABEL_FILES.items():
             if (folder / name).is_file():
-                return folder / name, {"quant_method": method, **_read_json(folder / name)}
+                return folder / name, {"quant_method": method, **read_object(folder / name)}
     return folder / "config.json", label
 
 
@@ -169,101 +172,74 @@ def _stored_layer(name: str, shape: Shape | None, places: Mapping[str, _Place]) 
 
 def spec_from_config(config: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelSpec:
     """The spec that config.json and generation_config.json describe; biases are left to the weights."""
-    architecture = (config.get("architectures") or ["none"])[0]
+    architectures = config.get("architectures")
+    architecture = architectures[0] if isinstance(architectures, list) and architectures else "none"
     if architecture not in ARCHITECTURES:
         raise load_failed(f"architecture {architecture} is not supported; supported: {', '.join(ARCHITECTURES)}")
-    _refuse_unsupported(config)
-    heads = _number(config, "num_attention_heads")
-    hidden = _number(config, "hidden_size")
-    rope = config.get("rope_parameters") or {}
+    fields = Fields("config.json", config)
+    _refuse_unsupported(fields)
+    heads = fields.whole("num_attention_heads")
+    hidden = fields.whole("hidden_size")
+    rope = fields.inner("rope_parameters")
+    begin = fields.token_ids("bos_token_id")
+    ends = [*Fields("generation_config.json", generation).token_ids("eos_token_id"), *fields.token_ids("eos_token_id")]
     return ModelSpec(
-        architecture=str(config.get("model_type", architecture)),
-        vocab_size=_number(config, "vocab_size"),
+        architecture=fields.text("model_type", architecture),
+        vocab_size=fields.whole("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=_number(config, "intermediate_size"),
-        layer_count=_number(config, "num_hidden_layers"),
+        intermediate_size=fields.whole("intermediate_size"),
+        layer_count=fields.whole("num_hidden_layers"),
         head_count=heads,
-        kv_head_count=int(config.get("num_key_value_heads") or heads),
-        head_size=int(config.get("head_dim") or hidden // max(heads, 1)),
-        context_length=_number(config, "max_position_embeddings"),
-        norm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-        rope_scaling=_rope_scaling(rope or config.get("rope_scaling") or {}),
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
-        eos_token_ids=_end_ids(generation, config),
-        bos_token_id=_first_id(config.get("bos_token_id")),
+        kv_head_count=fields.whole("num_key_value_heads", heads),
+        head_size=fields.whole("head_dim", hidden // max(heads, 1)),
+        context_length=fields.whole("max_position_embeddings"),
+        norm_epsilon=fields.real("rms_norm_eps", 1e-6),
+        rope_theta=rope.real("rope_theta", fields.real("rope_theta", 10000.0)),
+        rope_scaling=_rope_scaling(rope if config.get("rope_parameters") else fields.inner("rope_scaling")),
+        tied_embeddings=fields.flag("tie_word_embeddings", default=False),
+        eos_token_ids=tuple(dict.fromkeys(ends)),
+        bos_token_id=begin[0] if begin else None,
     )
 
 
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
-    if config.get("hidden_act", "silu") != "silu":
-        raise load_failed(f"activation {config['hidden_act']} is not supported; only silu is")
-    if float(config.get("partial_rotary_factor") or 1.0) != 1.0:
+def _refuse_unsupported(fields: Fields) -> None:
+    activation = fields.text("hidden_act", "silu")
+    if activation != "silu":
+        raise load_failed(f"activation {activation} is not supported; only silu is")
+    if fields.real("partial_rotary_factor", 1.0) != 1.0:
         raise load_failed("partial_rotary_factor is not supported")
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    if window and int(window) < _number(config, "max_position_embeddings"):
+    window = fields.whole("sliding_window", 0) if fields.flag("use_sliding_window", default=True) else 0
+    if window and window < fields.whole("max_position_embeddings"):
         raise load_failed(f"a sliding window of {window} tokens is not supported")
 
 
-def _rope_scaling(rope: Mapping[str, Any]) -> RopeScaling | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+def _rope_scaling(rope: Fields) -> RopeScaling | None:
+    kind = rope.text("rope_type", rope.text("type", "default"))
     if kind == "default":
         return None
     if kind == "linear":
-        return RopeScaling("linear", float(rope["factor"]))
+        return RopeScaling("linear", rope.real("factor"))
     if kind != "llama3":
         raise load_failed(f"rope scaling {kind} is not supported; linear and llama3 are")
     return RopeScaling(
         "llama3",
-        float(rope["factor"]),
-        float(rope["low_freq_factor"]),
-        float(rope["high_freq_factor"]),
-        int(rope["original_max_position_embeddings"]),
+        rope.real("factor"),
+        rope.real("low_freq_factor"),
+        rope.real("high_freq_factor"),
+        rope.whole("original_max_position_embeddings"),
     )
 
 
-def _end_ids(*configs: Mapping[str, Any]) -> tuple[int, ...]:
-    found: dict[int, None] = {}
-    for config in configs:
-        ids = config.get("eos_token_id")
-        for token_id in ids if isinstance(ids, list) else [ids]:
-            if token_id is not None:
-                found[int(token_id)] = None
-    return tuple(found)
-
-
-def _first_id(ids: Any) -> int | None:
-    first = (ids or [None])[0] if isinstance(ids, list) else ids
-    return None if first is None else int(first)
-
-
-def _number(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int):
-        raise load_failed(f"config.json: {key} is {value!r}, expected a number")
-    return value
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise load_failed(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise load_failed(f"{path}: expected an object")
-    return value
-
-
 def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if not index.exists():
         if not (folder / "model.safetensors").is_file():
-            raise load_failed(f"{folder} holds neither model.safetensors nor its index")
+            others = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLES)
+            why = f"; {others[0]} may run code when it is opened, so it never is: convert it" if others else ""
+            raise load_failed(f"{folder} holds neither model.safetensors nor its index{why}")
         return [folder / "model.safetensors"]
-    names = sorted(set((_read_json(index).get("weight_map") or {}).values()))
+    names = shard_names(index)
     for name in names:
-        if Path(name).name != name:
-            raise load_failed(f"{index}: shard {name!r} lies outside the folder")
         if not (folder / name).is_file():
             raise load_failed(f"{index} names {name}, which is missing")
     return [folder / name for name in names]

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from services.common.errors import QuireError, Reason
 from services.executor.kv_bytes import KvDims
 from services.executor.models.catalogue import CATALOGUE
 from services.executor.models.config_fields import read_sizes
+from services.executor.models.fields import read_object
 from services.executor.models.gguf_file import ARCHITECTURES, ROPE_FACTORS
 from services.executor.models.gguf_metadata import read_header
 from services.executor.models.hf import canonical_name
 from services.executor.models.parameters import ParameterCount, count_parameters
 from services.executor.models.safetensors_file import SafetensorsFile
 from services.executor.models.source import HUB_ID, fetch_config, resolve
+from services.executor.models.weight_index import INDEX, shard_names
 from services.executor.models.weights import load_failed
-
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ def _locate(source: str) -> Path:
 
 
 def _of_config(path: Path) -> Outline:
-    config = _read_object(path)
+    config = read_object(path)
     sizes = read_sizes(config)
     parameters = count_parameters(sizes.layers)
     weights = _stored_beside(path, sizes.dtype, parameters, sizes.is_supported) or Weights(
@@ -84,17 +82,16 @@ def _of_config(path: Path) -> Outline:
 
 def _stored_beside(path: Path, dtype: str | None, parameters: ParameterCount, is_supported: bool) -> Weights | None:
     """Weights by the headers of the safetensors files beside a config.json, or by their index alone."""
-    index, shards, total = path.with_name(_INDEX), [path.with_name("model.safetensors")], None
+    index, shards, total = path.with_name(INDEX), [path.with_name("model.safetensors")], None
     if index.is_file():
-        parsed = _read_object(index)
-        try:
-            shards = sorted({path.with_name(Path(name).name) for name in parsed["weight_map"].values()})
-            total = parsed.get("metadata", {}).get("total_size")
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise load_failed(f"{index}: no index of weights: {error!r}") from error
+        shards = [path.with_name(name) for name in shard_names(index)]
+        metadata = read_object(index).get("metadata", {})
+        if not isinstance(metadata, dict):
+            raise load_failed(f"{index}: no index of weights: metadata is no object")
+        total = metadata.get("total_size")
     if shards and all(shard.is_file() for shard in shards):
         return _of_shards(shards, dtype, parameters, is_supported)
-    return Weights(parameters, is_supported, dtype, total, _INDEX) if isinstance(total, int) else None
+    return Weights(parameters, is_supported, dtype, total, INDEX) if isinstance(total, int) else None
 
 
 def _of_shards(shards: list[Path], dtype: str | None, parameters: ParameterCount, is_supported: bool) -> Weights:
@@ -157,13 +154,3 @@ def _of_gguf(path: Path) -> Outline:
 def _add(matrices: int, vectors: int, shape: tuple[int, ...]) -> tuple[int, int]:
     count = math.prod(shape)
     return (matrices + count, vectors) if len(shape) > 1 else (matrices, vectors + count)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise load_failed(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise load_failed(f"{path}: expected an object")
-    return value

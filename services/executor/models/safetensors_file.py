@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,10 @@ from services.executor.models.weights import PLAIN_FORMATS, Bytes, Shape, load_f
 from services.executor.quant.parts import TYPES, Part
 
 _MAX_HEADER_BYTES = 100 << 20
+_MOST_DIMENSIONS = 8
+
+Entry = tuple[str, Shape, int, int]
+"""Format, shape, and where its bytes begin and end."""
 
 
 class SafetensorsFile:
@@ -26,20 +32,12 @@ class SafetensorsFile:
             if size < 8 or not 0 < length <= min(size - 8, _MAX_HEADER_BYTES):
                 raise load_failed(f"{path}: not a safetensors file, or cut short")
             try:
-                header: dict[str, Any] = json.loads(file.read(length))
-                self.entries = {name: _entry(value) for name, value in header.items() if name != "__metadata__"}
-            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+                header = json.loads(file.read(length), object_pairs_hook=_object)
+                self.entries = {name: _entry(name, value) for name, value in header.items() if name != "__metadata__"}
+            except (ValueError, AttributeError, RecursionError) as error:
                 raise load_failed(f"{path}: the header cannot be read: {error}") from error
         self._start = 8 + length
-        for name, (format_, shape, begin, end) in self.entries.items():
-            if not 0 <= begin <= end or self._start + end > size:
-                raise load_failed(f"{path}: tensor {name} lies beyond the end of the file; it is cut short")
-            if format_ in TYPES and (
-                min(shape, default=0) < 0 or math.prod(shape) * TYPES[format_].itemsize != end - begin
-            ):
-                raise load_failed(
-                    f"{path}: tensor {name} {list(shape)} {format_} does not fill its {end - begin} bytes"
-                )
+        self._check(size - self._start)
         self._bytes: Bytes = np.memmap(path, np.uint8, mode="c")  # private: arrays count as writable
 
     def read(self, name: str) -> tuple[str, Shape, Bytes]:
@@ -57,7 +55,39 @@ class SafetensorsFile:
             raise load_failed(f"{self.path}: tensor {name} has format {format_}; {', '.join(TYPES)} can be read")
         return Part(format_, shape, self._bytes[self._start + begin : self._start + end])
 
+    def _check(self, size: int) -> None:
+        """That tensors fill the bytes behind the header, each its own, without gaps."""
+        at, before = 0, "the header"
+        for name, (format_, shape, begin, end) in sorted(self.entries.items(), key=lambda item: item[1][2:]):
+            what = f"{self.path}: tensor {name} {list(shape)} {format_}"
+            if end > size:
+                raise load_failed(f"{what} lies beyond the end of the file; it is cut short")
+            if begin != at:
+                raise load_failed(f"{what} begins at {begin}, expected {at}, where {before} ends")
+            if format_ in TYPES and math.prod(shape) * TYPES[format_].itemsize != end - begin:
+                raise load_failed(f"{what} does not fill its {end - begin} bytes")
+            at, before = end, f"tensor {name}"
+        if at != size:
+            raise load_failed(f"{self.path}: {size - at} bytes behind the last tensor belong to none")
 
-def _entry(value: dict[str, Any]) -> tuple[str, Shape, int, int]:
-    begin, end = value["data_offsets"]
-    return str(value["dtype"]), tuple(int(n) for n in value["shape"]), int(begin), int(end)
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """ValueError where a key occurs twice: readers would differ in which one they take."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"{key!r} occurs twice")
+    return found
+
+
+def _entry(name: str, value: Any) -> Entry:
+    """ValueError where it is none."""
+    match value:
+        case {"dtype": str(format_), "shape": [*shape], "data_offsets": [begin, end]}:
+            if len(shape) <= _MOST_DIMENSIONS and all(map(_is_size, (*shape, begin, end))) and begin <= end:
+                return format_, tuple(shape), begin, end
+    raise ValueError(f"tensor {name} is not described by dtype, shape and data_offsets")
+
+
+def _is_size(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 48

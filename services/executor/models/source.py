@@ -6,7 +6,6 @@ A catalogue name wins over a folder of the same name; write ./name for the folde
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,6 +57,8 @@ def _check_local(path: Path) -> Path:
             hint = f"; name one of its files: {', '.join(files)}" if files else ""
             raise QuireError(Reason.MODEL_LOAD_FAILED, f"{path} is no model folder: it has no config.json{hint}")
         return path
+    if not path.is_file():  # a pipe, say, which would be read for ever
+        raise QuireError(Reason.MODEL_LOAD_FAILED, f"{path} is neither a folder nor a file")
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise QuireError(Reason.MODEL_LOAD_FAILED, f"{path} is not a GGUF file")
@@ -118,8 +119,10 @@ def _is_complete(folder: Path) -> bool:
     """Whether a snapshot has all its weights and a tokenizer; an interrupted download leaves a part."""
     if not (folder / "config.json").is_file():
         return False
-    index = folder / "model.safetensors.index.json"
-    weights = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    from services.executor.models.weight_index import INDEX, shard_names
+
+    index = folder / INDEX
+    weights = shard_names(index) if index.is_file() else ["model.safetensors"]
     tokenizers = ("tokenizer.json", "tokenizer.model")
     return all((folder / name).is_file() for name in weights) and any((folder / name).is_file() for name in tokenizers)
 

@@ -8,6 +8,7 @@ are in the order of Hugging Face Llama, where a rotary pair is (i, i + head_size
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -17,11 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.errors import QuireError, Reason
-from services.executor.models.spec import ModelSpec
+from services.executor.models.spec import ModelSpec, RopeScaling
 from services.executor.quant.matrix import QuantizedFormat, QuantizedMatrix
 
 Bytes = NDArray[np.uint8]
 Shape = tuple[int, ...]
+
+_MESSAGE_LETTERS = 1000
+_MOST = {"layer_count": 1 << 12, "head_size": 1 << 12, "context_length": 1 << 24}
+"""Sizes that no tensor's shape vouches for, and that memory is taken by."""
 
 PLAIN_FORMATS = {"F32": 4, "F16": 2, "BF16": 2}
 """Bytes per value of the formats that are not quantized."""
@@ -85,7 +90,9 @@ class Checkpoint(Protocol):
 
 
 def load_failed(message: str) -> QuireError:
-    return QuireError(Reason.MODEL_LOAD_FAILED, message)
+    """MODEL_LOAD_FAILED. What a file says may stand in the message, however long and whatever its letters."""
+    text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in message[:_MESSAGE_LETTERS])
+    return QuireError(Reason.MODEL_LOAD_FAILED, text + "..." * (len(message) > _MESSAGE_LETTERS))
 
 
 def expected_shapes(spec: ModelSpec) -> dict[str, Shape]:
@@ -133,14 +140,33 @@ def check_spec(spec: ModelSpec) -> ModelSpec:
     for name in (*sizes, "head_size", "context_length"):
         if getattr(spec, name) < 1:
             raise load_failed(f"{name} is {getattr(spec, name)}, expected at least 1")
+    for name, most in _MOST.items():
+        if getattr(spec, name) > most:
+            raise load_failed(f"{name} is {getattr(spec, name)}, expected at most {most}")
     if spec.head_count % spec.kv_head_count:
         raise load_failed(f"{spec.head_count} heads cannot share {spec.kv_head_count} key and value heads")
     if spec.head_size % 2:
         raise load_failed(f"head size {spec.head_size} is odd; rotary positions need pairs")
-    factors = spec.rope_scaling.factors if spec.rope_scaling is not None else ()
-    if factors and len(factors) != spec.head_size // 2:
-        raise load_failed(f"{len(factors)} rope factors for head size {spec.head_size}")
+    for name in ("norm_epsilon", "rope_theta"):
+        if not _is_positive(getattr(spec, name)):
+            raise load_failed(f"{name} is {getattr(spec, name)}, expected a number above 0")
+    if spec.rope_scaling is not None:
+        _check_scaling(spec.rope_scaling, spec.head_size)
     return spec
+
+
+def _check_scaling(scaling: RopeScaling, head_size: int) -> None:
+    if scaling.factors and len(scaling.factors) != head_size // 2:
+        raise load_failed(f"{len(scaling.factors)} rope factors for head size {head_size}")
+    if not all(map(_is_positive, (scaling.factor, scaling.original_context_length, *scaling.factors))):
+        raise load_failed(f"rope scaling {scaling.kind}: factors and lengths must be numbers above 0")
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    if not (_is_positive(low) and _is_positive(high) and low < high):
+        raise load_failed(f"rope scaling {scaling.kind}: frequency factors {low} and {high}, expected 0 < low < high")
+
+
+def _is_positive(number: float) -> bool:
+    return math.isfinite(number) and number > 0
 
 
 def fingerprint(digests: Iterable[bytes], spec: ModelSpec, numerics: str) -> str:

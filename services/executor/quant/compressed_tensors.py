@@ -23,12 +23,14 @@ from services.executor.quant.fp8 import block_size, fixed_scale, open_fp8
 from services.executor.quant.groups import group_count, group_index, group_width
 from services.executor.quant.matrix import GroupedFormat, GroupedMatrix, Int16, UInt8
 from services.executor.quant.parts import FLOATS, Part, StoredLayer
-from services.executor.quant.scheme import Label, choice, flag, integer
+from services.executor.quant.scheme import Label, choice, flag, integer, pattern
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
 _COMMON = ("weight_scale", "weight_zero_point", "weight_g_idx", "input_scale", "input_zero_point")
 PACKED_PARTS = frozenset((*_COMMON, "weight_packed", "weight_shape"))
 PLAIN_PARTS = frozenset((*_COMMON, "weight"))
+
+Target = str | re.Pattern[str]
 
 _KINDS: Mapping[str, Literal["int8", "fp8"]] = {"int": "int8", "float": "fp8"}
 
@@ -70,18 +72,18 @@ class WeightSettings:
 class _Group:
     """Some layers and how they are quantized."""
 
-    targets: tuple[str, ...]
+    targets: tuple[Target, ...]
     weights: WeightSettings
     inputs: Label | None
 
     @classmethod
     def of(cls, label: Label) -> _Group:
-        weights, inputs, targets = label.get("weights"), label.get("input_activations"), label.get("targets")
-        if not isinstance(weights, dict) or not isinstance(targets, list) or not isinstance(inputs, dict | None):
+        weights, inputs = label.get("weights"), label.get("input_activations")
+        if not isinstance(weights, dict) or label.get("targets") is None or not isinstance(inputs, dict | None):
             raise load_failed("quantization_config: config_groups: expected targets, weights and input_activations")
         if label.get("output_activations"):
             raise load_failed("quantization_config: output_activations are not supported")
-        return cls(tuple(map(str, targets)), WeightSettings.of(weights), inputs)
+        return cls(_targets(label, "targets"), WeightSettings.of(weights), inputs)
 
 
 class CompressedTensorsScheme:
@@ -89,9 +91,10 @@ class CompressedTensorsScheme:
 
     def __init__(self, label: Label) -> None:
         choice(label, "format", FORMATS, "naive-quantized")
-        sparse = label.get("sparsity_config") or {}
-        if sparse and sparse.get("format", "dense") != "dense":
-            raise load_failed(f"quantization_config: sparse format {sparse['format']} is not supported")
+        sparse = label.get("sparsity_config")
+        kind = sparse.get("format", "dense") if isinstance(sparse, dict) else sparse or "dense"
+        if kind != "dense":
+            raise load_failed(f"quantization_config: sparse format {kind} is not supported")
         if label.get("transform_config"):
             raise load_failed("quantization_config: transform_config: transformed weights are not supported")
         groups = label.get("config_groups")
@@ -100,7 +103,7 @@ class CompressedTensorsScheme:
         for group in groups.values():
             choice(group, "format", FORMATS, "mixed-precision")
         self._groups = [_Group.of(group) for group in groups.values()]
-        self._ignored = tuple(map(str, label.get("ignore") or ()))
+        self._ignored = _targets(label, "ignore")
 
     def open(self, layer: StoredLayer) -> QuantizedTensor:
         group = self._group(layer)
@@ -109,7 +112,7 @@ class CompressedTensorsScheme:
         layer.check_parts(PACKED_PARTS if is_packed else PLAIN_PARTS)
         activations = None if group.inputs is None else _activations(layer, group.inputs)
         if weights.kind == "float":
-            return open_fp8(layer, "weight_scale", _block(layer.shape, weights), activations)
+            return open_fp8(layer, "weight_scale", _block(layer, weights), activations)
         return _open_packed(layer, weights, activations) if is_packed else _open_bytes(layer, weights, activations)
 
     def _group(self, layer: StoredLayer) -> _Group:
@@ -127,13 +130,18 @@ class CompressedTensorsScheme:
 _NAME, _PATTERN, _CLASS, _NOT = range(4)
 
 
-def _distance(target: str, module: str) -> int:
+def _targets(label: Label, key: str) -> tuple[Target, ...]:
+    """Names of modules or classes, and patterns, which begin with `re:`."""
+    names = label.get(key)
+    if not isinstance(names, list | None):
+        raise load_failed(f"quantization_config: {key} is {names!r}, expected a list")
+    return tuple(pattern(key, name, "re:") if name.startswith("re:") else name for name in map(str, names or ()))
+
+
+def _distance(target: Target, module: str) -> int:
     """How closely a target names a module."""
-    if target.startswith("re:"):
-        try:
-            return _PATTERN if re.match(target[3:], module) else _NOT
-        except re.error as error:
-            raise load_failed(f"quantization_config: pattern {target!r}: {error}") from error
+    if isinstance(target, re.Pattern):
+        return _PATTERN if target.match(module) else _NOT
     return _NAME if target == module else _CLASS if target == "Linear" else _NOT
 
 
@@ -146,15 +154,15 @@ def _activations(layer: StoredLayer, label: Label) -> Activations:
     return Activations(kind, per, scale, is_symmetric)
 
 
-def _block(shape: tuple[int, int], weights: WeightSettings) -> tuple[int, int]:
-    rows, columns = shape
+def _block(layer: StoredLayer, weights: WeightSettings) -> tuple[int, int]:
+    rows, columns = layer.shape
     match weights.strategy:
         case "tensor":
             return rows, columns
         case "channel":
             return 1, columns
         case "group":
-            return 1, weights.group_size
+            return 1, group_width(layer, weights.group_size)
     assert weights.block is not None
     return weights.block
 

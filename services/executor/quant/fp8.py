@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from services.executor.models.weights import Activations, QuantizedTensor, load_failed
-from services.executor.quant.groups import group_count
+from services.executor.quant.groups import MOST_COLUMNS, group_count
 from services.executor.quant.matrix import Fp8Format, Fp8Matrix
 from services.executor.quant.parts import FLOATS, Part, StoredLayer
 from services.executor.quant.scheme import Label, choice
@@ -68,9 +68,13 @@ def block_size(stated: Any) -> tuple[int, int] | None:
     """Rows and columns of a block as a label states them."""
     if stated is None:
         return None
-    if not (isinstance(stated, list) and len(stated) == 2 and all(isinstance(n, int) and n > 0 for n in stated)):
+    if not (isinstance(stated, list) and len(stated) == 2 and all(map(_is_width, stated))):
         raise load_failed(f"quantization_config: blocks of {stated!r}, expected rows and columns")
     return stated[0], stated[1]
+
+
+def _is_width(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= MOST_COLUMNS
 
 
 def label(block: tuple[int, int] | None, activation_scheme: Literal["dynamic", "static"] = "dynamic") -> dict[str, Any]:

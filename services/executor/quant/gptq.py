@@ -23,7 +23,7 @@ from services.executor.quant.bits import UInt32, pack_bits, unpack_bits, unpack_
 from services.executor.quant.groups import group_count, group_index, group_width
 from services.executor.quant.matrix import GroupedFormat, GroupedMatrix, Int16
 from services.executor.quant.parts import FLOATS, Part, StoredLayer
-from services.executor.quant.scheme import Label, choice, flag, integer
+from services.executor.quant.scheme import Label, choice, flag, integer, pattern
 
 BITS = (2, 3, 4, 8)
 PARTS = frozenset(("qweight", "qzeros", "scales", "g_idx"))
@@ -109,8 +109,8 @@ class GptqScheme:
 
     def _settings_for(self, module: str) -> _Settings:
         """Those of the first rule that matches; matrices that rules exclude are plain and never come here."""
-        for pattern, own in self._rules:
-            if pattern.match(module):
+        for rule, own in self._rules:
+            if rule.match(module):
                 return _Settings.of({**self._label, **own})
         return self._settings
 
@@ -165,10 +165,7 @@ def _rules(dynamic: Any) -> list[tuple[re.Pattern[str], Label]]:
     """Patterns of module names with the settings that replace the common ones; `-:` marks plain matrices."""
     if not isinstance(dynamic, dict) or not all(isinstance(own, dict) for own in dynamic.values()):
         raise load_failed(f"quantization_config: dynamic is {dynamic!r}, expected settings by pattern")
-    try:
-        return [(re.compile(key.removeprefix("+:")), own) for key, own in dynamic.items() if not key.startswith("-:")]
-    except re.error as error:
-        raise load_failed(f"quantization_config: dynamic: {error}") from error
+    return [(pattern("dynamic", key, "+:"), own) for key, own in dynamic.items() if not key.startswith("-:")]
 
 
 def _writer(label: Label) -> str:

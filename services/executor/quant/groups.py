@@ -7,12 +7,15 @@ import numpy as np
 from services.executor.quant.matrix import Int32
 from services.executor.quant.parts import StoredLayer
 
+MOST_COLUMNS = 1 << 24
+"""Of a group: indices stay in 32 bits."""
+
 
 def group_width(layer: StoredLayer, group_size: int) -> int:
     """Columns of a group, -1 being all."""
     if group_size == -1:
         return layer.shape[1]
-    if group_size < 1:
+    if not 1 <= group_size <= MOST_COLUMNS:
         raise layer.refused(f"a group size of {group_size}")
     return group_size
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -11,6 +12,10 @@ from services.executor.quant.parts import StoredLayer
 Word = TypeVar("Word", bound=str)
 Label = Mapping[str, Any]
 """A `quantization_config`, or a part of one."""
+
+
+_MOST_LETTERS, _MOST_REPEATS = 1000, 5
+"""Of a pattern."""
 
 
 class Scheme(Protocol):
@@ -45,6 +50,23 @@ def flag(label: Label, key: str) -> bool | None:
     if value is not None and not isinstance(value, bool):
         raise load_failed(f"quantization_config: {key} is {value!r}, expected true or false")
     return value
+
+
+def pattern(key: str, stated: str, prefix: str) -> re.Pattern[str]:
+    """A pattern of module names. MODEL_LOAD_FAILED where it is none, or one that some names take for ever to match.
+
+    Time grows with the power of the repeats, and beyond all bounds where what is repeated repeats something itself.
+    """
+    text, where = stated.removeprefix(prefix), f"quantization_config: {key}: pattern {stated!r}"
+    repeats = len(re.findall(r"[*+{]|(?<![(*+}])\?", text))
+    if len(text) > _MOST_LETTERS or repeats > _MOST_REPEATS or re.search(r"\)[*+{]", text):
+        raise load_failed(
+            f"{where}: expected at most {_MOST_LETTERS} letters and {_MOST_REPEATS} repeats, none of a group"
+        )
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise load_failed(f"{where}: {error}") from error
 
 
 def stated(label: Label, *keys: str) -> Any:

@@ -7,7 +7,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 
 from services.common.errors import QuireError, Reason
 from services.executor.models.checkpoint import load_spec, open_checkpoint
@@ -16,78 +15,11 @@ from services.executor.models.gguf_metadata import read_header
 from services.executor.models.hf import HfCheckpoint
 from services.executor.models.rope import inverse_frequencies
 from services.executor.models.spec import RopeScaling
+from tests.fixtures.gguf_files import write_gguf
 from tests.fixtures.models import make_rand_model
 from tests.unit.executor.torch_runs import Runs, token_ids
 
-HIDDEN, HEADS, KV_HEADS, HEAD_SIZE, LAYERS = 64, 4, 2, 16, 2
-GGUF_NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "model.layers": "blk",
-}
-
-
-def permute(rows: np.ndarray, heads: int) -> np.ndarray:
-    """As llama.cpp's converter does: halves of a head become pairs."""
-    return rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
-
-
-def write_gguf(
-    path: Path,
-    folder: Path,
-    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
-    architecture: str = "llama",
-    rope_factors: np.ndarray | None = None,
-    skip: str = "",
-    **fields: int | str,
-) -> Path:
-    """The folder's weights as a GGUF file, matrices in format `kind`."""
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(1024)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(96)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_token_list([f"token {i}" for i in range(260)])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_eot_token_id(5)
-    for key, value in fields.items():
-        add = writer.add_string if isinstance(value, str) else writer.add_uint32
-        add(key.replace("__", "."), value)
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        if architecture == "llama" and "q_proj" in name:
-            tensor = permute(tensor, HEADS)
-        if architecture == "llama" and "k_proj" in name:
-            tensor = permute(tensor, KV_HEADS)
-        for ours, theirs in GGUF_NAMES.items():
-            name = name.replace(ours, theirs)
-        if name == skip:
-            continue
-        if tensor.ndim == 1:
-            writer.add_tensor(name, np.ascontiguousarray(tensor))
-        else:
-            writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(tensor), kind), raw_dtype=kind)
-    if rope_factors is not None:
-        writer.add_tensor("rope_freqs.weight", rope_factors)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+HEAD_SIZE = 16
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from services.executor.quantize.choice import CalibrationSize, Choice
 from services.executor.quantize.grid import Grid
 from services.executor.quantize.hf_names import plain_name
 from services.executor.quantize.output_folder import UNFINISHED, OutputFolder
-from tests.fixtures.models import make_rand_model, reference_logits
 from tests.fixtures.gguf_files import write_gguf
+from tests.fixtures.models import make_rand_model, reference_logits
 from tests.unit.executor.torch_runs import Runs
 
 TEXT = "The quick brown fox jumps over the lazy dog; pack my box with five dozen jugs. " * 12
