@@ -83,7 +83,7 @@ def _apply_tokens(state: State, executor: Executor, results: executor_pb2.StepRe
             else:
                 sequence.beam.drawn = ids[-1]
                 executor.expected_tokens += count  # it is taken back once the token is taken over
-        if computed >= sequence.next_report_length and computed < len(sequence.token_ids):
+        if computed >= sequence.next_report_length and (computed < len(sequence.token_ids) or _is_known(sequence)):
             report(state, executor, sequence)
         if granted <= low and not top_up_due and _can_gain(sequence) and stay in decoding:
             if sequence.step_limit > 2 * low:
@@ -101,6 +101,11 @@ def _apply_tokens(state: State, executor: Executor, results: executor_pb2.StepRe
         marks.append((now, total))
         while now - marks[0][0] > RATE_SECONDS:
             marks.popleft()
+
+
+def _is_known(sequence: Sequence) -> bool:
+    """Whether the kvmanager knows all its tokens: of a path that rests it hears at once, for others may wait for it."""
+    return sequence.reported_length == len(sequence.token_ids)
 
 
 def _can_gain(sequence: Sequence) -> bool:

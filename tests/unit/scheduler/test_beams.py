@@ -342,3 +342,21 @@ def test_forks_do_not_wait_behind_the_prompts_of_others() -> None:
         assert harness.step()
     assert_answers(harness, 1)
     assert not harness.clients[2].outputs[0], "the search took as long as the prompt"
+
+
+class NeverStill(RealKv):
+    """A kvmanager for which something always happens."""
+
+    def stand_still(self) -> None:
+        assert not len(self.manager.waiting), "a reservation waits for a sequence that stands still"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_path_waits_for_the_blocks_of_one_that_rests(seed: int) -> None:
+    """Paths begin alike: one that comes back from the queue computes blocks that the next to come back waits for."""
+    descriptions = [describe(executor_id=f"e{i}", blocks=24, max_sequences=4) for i in range(2)]
+    harness = Harness(*descriptions, limits=Limits(lookahead_tokens=8), seed=seed, kv=NeverStill())
+    harness.send(beams(1, [1, 2, 3], 12, 8, ignore_eos=True))
+    harness.settle()
+    assert_answers(harness, 1)
+    assert_idle(harness)
