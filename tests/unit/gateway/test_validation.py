@@ -86,6 +86,7 @@ BAD: list[tuple[dict[str, Any], str, Reason]] = [
     (sampling(min_p=-0.1), "sampling.min_p", INVALID),
     (sampling(min_p=1.1), "sampling.min_p", INVALID),
     (sampling(repetition_penalty=0), "sampling.repetition_penalty", INVALID),
+    (sampling(repetition_penalty=1e-44), "sampling.repetition_penalty", INVALID),
     (sampling(repetition_penalty=100.5), "sampling.repetition_penalty", INVALID),
     (sampling(presence_penalty=2.1), "sampling.presence_penalty", INVALID),
     (sampling(frequency_penalty=-2.1), "sampling.frequency_penalty", INVALID),
