@@ -1,9 +1,13 @@
 """Formats by age with each backend: the same output whatever the chunks, the neighbours and the prefix found."""
 
 import random
+import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from services.common.kv_policy import KvPolicy
 from services.executor.batch import StepLimits
@@ -131,3 +135,42 @@ def test_a_found_prefix_changes_nothing(bench, ages, whole, computed):
             demotions=[*changes, *ages.demotions(number, computed, TOKENS)],
         )
         assert scores(bench.run(), number) == whole
+
+
+def scaled_output(model: LoadedModel, path: Path, folder: Path, factor: float) -> tuple[list[float], list[float]]:
+    """Scores with hot blocks alone, and by age, of a model that were the same if nothing was rounded.
+
+    Its keys and values are `factor` times as large, and what multiplies them is as much smaller.
+    """
+    scaled = Path(shutil.copytree(path, folder / "scaled"))
+    tensors = load_file(scaled / "model.safetensors")
+    for name in tensors:
+        if "k_proj" in name or "v_proj" in name:
+            tensors[name] *= np.float32(factor)
+        if "q_proj" in name or "o_proj" in name:
+            tensors[name] /= np.float32(factor)
+    save_file(tensors, scaled / "model.safetensors")
+    settings = ExecutorSettings.model_validate(ASKED | {"backend": model.backend.name, "dtype": "fp32"})
+    other = make_loader(settings)("scaled", str(scaled))
+    found = []
+    for policy in (KvPolicy(), other.policy):
+        bench = make_bench(StepLimits(sequences=8, tokens=640))
+        bench.loop.backend = other.backend
+        bench.core.set_model(other.limits)
+        found.append(alone(bench, Ages(other.limits, policy), 640))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("factor", [2.0**10, 2.0**22, 2.0**-22])
+def test_scales_follow_the_numbers(path, model, whole, tmp_path, factor):
+    """Powers of two change exponents alone, also of scales and minima: fp16 would hold none of the latter two."""
+    assert scaled_output(model, path, tmp_path, factor)[1] == whole
+
+
+def test_keys_a_thousand_times_as_large(path, bench, model, tmp_path):
+    """No further from fp32 blocks than keys of usual size are; a scale taken as 1 is far beyond."""
+    hot, aged = scaled_output(model, path, tmp_path, 1000.0)
+    usual = alone(bench, Ages(model.limits, KvPolicy()), 640)
+    assert max(abs(a - b) for a, b in zip(hot, usual, strict=True)) < 1e-3
+    assert hot != aged
+    assert max(abs(a - b) for a, b in zip(hot, aged, strict=True)) < 1.0
