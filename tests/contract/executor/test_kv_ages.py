@@ -137,40 +137,49 @@ def test_a_found_prefix_changes_nothing(bench, ages, whole, computed):
         assert scores(bench.run(), number) == whole
 
 
-def scaled_output(model: LoadedModel, path: Path, folder: Path, factor: float) -> tuple[list[float], list[float]]:
-    """Scores with hot blocks alone, and by age, of a model that were the same if nothing was rounded.
+def prompt_scores(model: LoadedModel, policy: KvPolicy) -> np.ndarray:
+    """Log probabilities of a prompt's tokens, in order."""
+    bench = make_bench(StepLimits(sequences=8, tokens=640))
+    bench.loop.backend = model.backend
+    bench.core.set_model(model.limits)
+    ages = Ages(model.limits, policy)
+    bench.take(
+        enter=[state(1, prompt_of(1, PROMPT), ages.hot(PROMPT + 1), max_tokens=1, prompt_logprobs=0)],
+        grants=[(1, 640, 100)],
+        demotions=ages.demotions(1, 0, PROMPT),
+    )
+    found = np.concatenate([part.prompt.chosen for message in bench.run() for part in message.logprobs])
+    assert len(found) == PROMPT - 1
+    return found
 
-    Its keys and values are `factor` times as large, and what multiplies them is as much smaller.
-    """
-    scaled = Path(shutil.copytree(path, folder / "scaled"))
-    tensors = load_file(scaled / "model.safetensors")
+
+def scaled(model: LoadedModel, path: Path, folder: Path, factor: float) -> LoadedModel:
+    """The same model, were nothing rounded: its keys and values are `factor` times as large, what they meet smaller."""
+    other = Path(shutil.copytree(path, folder / "scaled"))
+    tensors = load_file(other / "model.safetensors")
     for name in tensors:
         if "k_proj" in name or "v_proj" in name:
             tensors[name] *= np.float32(factor)
         if "q_proj" in name or "o_proj" in name:
             tensors[name] /= np.float32(factor)
-    save_file(tensors, scaled / "model.safetensors")
+    save_file(tensors, other / "model.safetensors")
     settings = ExecutorSettings.model_validate(ASKED | {"backend": model.backend.name, "dtype": "fp32"})
-    other = make_loader(settings)("scaled", str(scaled))
-    found = []
-    for policy in (KvPolicy(), other.policy):
-        bench = make_bench(StepLimits(sequences=8, tokens=640))
-        bench.loop.backend = other.backend
-        bench.core.set_model(other.limits)
-        found.append(alone(bench, Ages(other.limits, policy), 640))
-    return found[0], found[1]
+    return make_loader(settings)("scaled", str(other))
 
 
 @pytest.mark.parametrize("factor", [2.0**10, 2.0**22, 2.0**-22])
-def test_scales_follow_the_numbers(path, model, whole, tmp_path, factor):
+def test_scales_follow_the_numbers(path, model, tmp_path, factor):
     """Powers of two change exponents alone, also of scales and minima: fp16 would hold none of the latter two."""
-    assert scaled_output(model, path, tmp_path, factor)[1] == whole
+    found = prompt_scores(scaled(model, path, tmp_path, factor), model.policy)
+    np.testing.assert_array_equal(found, prompt_scores(model, model.policy))
 
 
-def test_keys_a_thousand_times_as_large(path, bench, model, tmp_path):
-    """No further from fp32 blocks than keys of usual size are; a scale taken as 1 is far beyond."""
-    hot, aged = scaled_output(model, path, tmp_path, 1000.0)
-    usual = alone(bench, Ages(model.limits, KvPolicy()), 640)
-    assert max(abs(a - b) for a, b in zip(hot, usual, strict=True)) < 1e-3
-    assert hot != aged
-    assert max(abs(a - b) for a, b in zip(hot, aged, strict=True)) < 1.0
+def test_keys_a_thousand_times_as_large(path, model, tmp_path):
+    """No further from fp32 blocks than keys of usual size are; a scale taken as 1 is ten times as far."""
+    large = scaled(model, path, tmp_path, 1000.0)
+    exact, rounded = (prompt_scores(model, policy) for policy in (KvPolicy(), model.policy))
+    large_exact, large_rounded = (prompt_scores(large, policy) for policy in (KvPolicy(), large.policy))
+    np.testing.assert_allclose(large_exact, exact, atol=1e-3)
+    usual = float(np.abs(rounded - exact).mean())
+    assert usual < 0.2
+    assert 0 < float(np.abs(large_rounded - large_exact).mean()) < 1.2 * usual
