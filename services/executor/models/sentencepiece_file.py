@@ -85,3 +85,5 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         at, shift = at + 1, shift + 7
         if byte < 0x80:
             return value, at
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")

@@ -13,10 +13,12 @@ from typing import Any
 
 from services.common.errors import QuireError, Reason
 from services.executor.models.derived import derived
+from services.executor.models.fields import read_object
 from services.executor.models.gguf_metadata import read_header
 from services.executor.models.gguf_tokenizer import tokenizer_from_gguf
 from services.executor.models.sentencepiece_file import read_sentencepiece
 from services.executor.models.tokenizer_json import sentencepiece_bpe
+from services.executor.models.weights import load_failed
 
 ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 FOLDER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "chat_template.jinja")
@@ -33,18 +35,21 @@ def build_bundle(path: Path) -> bytes:
     """The same, made anew. Raises MODEL_LOAD_FAILED where there is none."""
     import tokenizers  # not needed where the cache has it
 
-    tokenizer, config = tokenizer_from_gguf(read_header(path).fields) if path.is_file() else _from_folder(path)
-    text = json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))
     try:
+        tokenizer, config = tokenizer_from_gguf(read_header(path).fields) if path.is_file() else _from_folder(path)
+        text = json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":"))
         tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises plain Exception
-        raise QuireError(Reason.MODEL_LOAD_FAILED, f"{path.name}: the tokenizer cannot be used: {error}") from error
+        files = {
+            "tokenizer.json": text.encode(),
+            "tokenizer_config.json": json.dumps(config, ensure_ascii=False, sort_keys=True).encode(),
+        }
+    except QuireError:
+        raise
+    except Exception as error:  # what the library raises; and files may hold anything anywhere
+        raise load_failed(f"{path.name}: the tokenizer cannot be used: {type(error).__name__}: {error}") from error
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as bundle:
-        for name, content in {
-            "tokenizer.json": text,
-            "tokenizer_config.json": json.dumps(config, ensure_ascii=False, sort_keys=True),
-        }.items():
+        for name, content in files.items():
             bundle.writestr(zipfile.ZipInfo(name, ZIP_EPOCH), content)
     return buffer.getvalue()
 
@@ -74,15 +79,7 @@ def _from_folder(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError) as error:
-        raise QuireError(Reason.MODEL_LOAD_FAILED, f"{path}: {error}") from error
-    if not isinstance(content, dict):
-        raise QuireError(Reason.MODEL_LOAD_FAILED, f"{path}: not a JSON object")
-    return content
+    return read_object(path) if path.exists() else None
 
 
 def _text(token: Any) -> str | None:

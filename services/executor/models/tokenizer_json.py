@@ -10,6 +10,8 @@ from typing import Any
 from services.common.errors import QuireError, Reason
 from services.executor.models.pre_tokenizers import PreTokenizer
 
+_MOST_LETTERS = 1024
+
 
 class TokenType(enum.IntEnum):
     """What a token is for; the numbers of SentencePiece and GGUF."""
@@ -100,6 +102,9 @@ def _merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> Iterato
         for at, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
         if kind not in (TokenType.BYTE, TokenType.CONTROL, TokenType.UNKNOWN)
     }
+    longest = max(map(len, mergeable), default=0)
+    if longest > _MOST_LETTERS:  # there are as many ways to cut one
+        raise QuireError(Reason.MODEL_LOAD_FAILED, f"the vocabulary has a token of {longest} letters")
     for token in sorted(mergeable, key=lambda token: (-scores[mergeable[token]], mergeable[token])):
         for cut in range(1, len(token)):
             if token[:cut] in mergeable and token[cut:] in mergeable:
