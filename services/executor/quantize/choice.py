@@ -21,6 +21,7 @@ class Choice:
     is_symmetric: bool | None = None
     act_order: bool = False
     fp8_scales: ScaleShape | None = None
+    bits_per_weight: float | None = None  # on average; every layer gets what it needs
 
     def __post_init__(self) -> None:
         method = self.method
@@ -33,6 +34,11 @@ class Choice:
                 raise invalid("--asymmetric", f"{method} is symmetric")
         if self.act_order and method != "gptq":
             raise invalid("--act-order", f"it is gptq's, not {method}'s")
+        if self.bits_per_weight is not None:
+            if method != "gptq":
+                raise invalid("--auto", f"it is gptq's, not {method}'s")
+            if self.bits is not None:
+                raise invalid("--bits", "--auto chooses them")
         if self.fp8_scales is not None and method != "fp8":
             raise invalid("--scales", f"it is fp8's, not {method}'s")
 

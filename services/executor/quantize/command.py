@@ -26,6 +26,8 @@ The matrices of all layers are quantized; the embedding and the head stay as the
 written one after the other, so the memory needed is that of one layer and of the calibration text's activations. A run
 that was ended goes on where it was when it is started again with the same flags.
 
+With --auto, gptq measures what fewer bits of each layer would cost the model, and spends them where that is most.
+
   rtn          each weight to its nearest number; needs no text
   gptq         later columns make up for the error of those before (GPTQ format)
   awq          weights that large inputs meet are rounded more finely (AWQ format; of other than 4 bits, GPTQ format)
@@ -36,7 +38,11 @@ EXAMPLES = """examples:
   quire quantize smollm2 --method gptq --calibration book.txt --out smollm2-gptq
   quire quantize ~/models/my-llama --method awq --bits 4 --group-size 64 --calibration book.txt --out my-llama-awq
   quire quantize ~/models/my-llama --method gptq --bits 3 --act-order --out my-llama-gptq3   # on text of its own
+  quire quantize ~/models/my-llama --auto --bits-per-weight 4.5 --calibration book.txt --out my-llama-mixed
   quire quantize ~/models/my-llama --method fp8 --scales block --out my-llama-fp8"""
+
+
+DEFAULT_BITS_PER_WEIGHT = 4.5
 
 
 def main(argv: Sequence[str]) -> int:
@@ -51,7 +57,13 @@ def main(argv: Sequence[str]) -> int:
             source=options.model,
             path=resolve(options.model),
             choice=Choice(
-                options.method, options.bits, options.group_size, options.symmetric, options.act_order, options.scales
+                options.method,
+                options.bits,
+                options.group_size,
+                options.symmetric,
+                options.act_order,
+                options.scales,
+                _bits_per_weight(options),
             ),
             text=None if options.calibration is None else _read_text(options.calibration),
             size=CalibrationSize(options.samples, options.context),
@@ -77,6 +89,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", required=True, metavar="DIR", help="an empty or new folder, or an unfinished one")
     parser.add_argument("--method", choices=get_args(MethodName), default="gptq", help="(default: gptq)")
     parser.add_argument("--bits", type=int, choices=(2, 3, 4, 8), help="per weight (default: 4)")
+    parser.add_argument("--auto", action="store_true", help="gptq finds bits and groups for each layer by itself")
+    parser.add_argument(
+        "--bits-per-weight",
+        type=float,
+        metavar="X",
+        help=f"of layers' matrices, on average and with scales, for --auto (default: {DEFAULT_BITS_PER_WEIGHT})",
+    )
     parser.add_argument(
         "--group-size",
         type=int,
@@ -98,6 +117,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads; 0 leaves it to torch")
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
     return parser
+
+
+def _bits_per_weight(options: argparse.Namespace) -> float | None:
+    asked: float | None = options.bits_per_weight
+    if options.auto:
+        return DEFAULT_BITS_PER_WEIGHT if asked is None else asked
+    if asked is not None:
+        raise invalid("--bits-per-weight", "it is for --auto")
+    return None
 
 
 def _read_text(path: str) -> str:
@@ -126,6 +154,7 @@ def _plain(report: Report, source: str, out: Path) -> dict[str, Any]:
         "matrix_bits": round(report.matrix_bits, 4),
         "samples": report.samples,
         "seconds": round(report.seconds, 2),
+        **({"layers": report.recipe.by_layer()} if report.recipe.is_mixed else {}),
     }
 
 
@@ -137,6 +166,14 @@ def _table(report: Report, out: Path) -> str:
         f"calibration           {report.samples:10} samples" if report.samples else "calibration                 none",
         f"time                  {report.seconds:10,.0f} s",
     ]
+    if report.recipe.is_mixed:
+        layers = report.recipe.by_layer()
+        lines += ["", f"bits, columns a scale   {''.join(f'{group:<10}' for group in layers[0])}".rstrip()]
+        for index, groups in enumerate(layers):
+            cells = [
+                f"{own['bits']}, {'all' if own['group_size'] == -1 else own['group_size']}" for own in groups.values()
+            ]
+            lines.append(f"layer {index:<18}{''.join(f'{cell:<10}' for cell in cells)}".rstrip())
     return "\n".join(lines)
 
 

@@ -28,6 +28,7 @@ UNFINISHED = ".unfinished"
 SHARD_BYTES = 5_000_000_000
 
 _REQUEST, _TOKENS, _PROGRESS, _TOP = "request.json", "tokens.safetensors", "progress.safetensors", "top.safetensors"
+_CHOICE = "choice.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,15 @@ class OutputFolder:
 
     def keep_tokens(self, tokens: NDArray[np.int32]) -> None:
         write_safetensors(self._work / _TOKENS, {"tokens": Part.of("I32", tokens)})
+
+    def choice(self) -> Any:
+        """What an earlier run kept by `keep_choice`, or None."""
+        path = self._work / _CHOICE
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    def keep_choice(self, choice: Any) -> None:
+        """What was decided by measuring, as JSON holds it."""
+        _write_text(self._work / _CHOICE, json.dumps(choice))
 
     def progress(self) -> Progress:
         path = self._work / _PROGRESS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,16 +13,19 @@ from services.common.errors import invalid
 from services.executor.models.spec import ModelSpec
 from services.executor.models.weights import expected_shapes
 from services.executor.quant import awq, compressed_tensors_pack, gptq
-from services.executor.quant.matrix import Fp8Matrix, GroupedMatrix, QuantizedMatrix
+from services.executor.quant.matrix import Fp8Matrix, QuantizedMatrix
 from services.executor.quant.parts import Part
 from services.executor.quantize.choice import Choice, MethodName, ScaleShape
 from services.executor.quantize.grid import Grid
 from services.executor.quantize.hf_names import module_name
-from services.executor.quantize.layer import matrix_names
+from services.executor.quantize.layer import GROUPS, matrix_names
 
 FP8_BLOCK = (128, 128)
 GROUP_SIZES = (128, 64, 32)
+MIXED_BITS = (2, 3, 4, 8)
 _NEEDS_TEXT = ("gptq", "awq", "smoothquant")
+_FUSED = {"q": "self_attn.qkv_proj", "gate": "mlp.gate_up_proj"}
+"""Modules that other programs make of a group of matrices, by its first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,18 @@ class Recipe:
     def needs_text(self) -> bool:
         return self.method in _NEEDS_TEXT
 
+    @property
+    def is_mixed(self) -> bool:
+        return len(set(self.grids.values())) > 1
+
+    def by_layer(self) -> list[dict[str, dict[str, int]]]:
+        """Bits and group size of the groups of matrices in each layer, where those of a group share a grid."""
+        prefixes = dict.fromkeys(name.rpartition(".")[0] for name in self.grids)
+        return [
+            {group: _settings(self.grids[f"{prefix}.{names[0]}"]) for group, names in GROUPS.items()}
+            for prefix in prefixes
+        ]
+
     def fp8_block(self, rows: int, columns: int) -> tuple[int, int]:
         """Rows and columns that share a scale, in a matrix of that shape."""
         return {"channel": (1, columns), "tensor": (rows, columns), "block": FP8_BLOCK}[self.fp8_scales]
@@ -47,9 +62,10 @@ class Recipe:
             return f"fp8 e4m3, one scale a {self.fp8_scales}"
         grid = self._common
         sign = "symmetric" if grid.is_symmetric else "asymmetric"
-        groups = "one scale a row" if grid.group_size is None else f"groups of {grid.group_size}"
+        sizes = _span([own.group_size or 0 for own in self.grids.values()])
+        groups = "one scale a row" if grid.group_size is None else f"groups of {sizes}"
         order = ", act-order" if self.act_order else ""
-        return f"{self.method}, {grid.bits} bits, {groups}, {sign}{order}"
+        return f"{self.method}, {_span([own.bits for own in self.grids.values()])} bits, {groups}, {sign}{order}"
 
     def pack(self, matrix: QuantizedMatrix) -> dict[str, Part]:
         """The tensors that hold a matrix in the files."""
@@ -57,7 +73,7 @@ class Recipe:
             return compressed_tensors_pack.pack_fp8(matrix, "BF16")
         if self.method == "smoothquant":
             return compressed_tensors_pack.pack_bytes(matrix, "BF16")
-        return awq.pack(matrix) if self._is_awq else gptq.pack(matrix, _zero_format(matrix))
+        return awq.pack(matrix) if self._is_awq else gptq.pack(matrix, self._zero_format)
 
     def label(self) -> dict[str, Any]:
         """The `quantization_config` of the checkpoint."""
@@ -77,12 +93,23 @@ class Recipe:
             group_size,
             is_symmetric=grid.is_symmetric,
             is_ordered=self.act_order,
-            zero_format=_zero_format(grid),
+            zero_format=self._zero_format,
         )
-        others = {name: own for name, own in self.grids.items() if own != grid}
-        return label | (
-            {"dynamic": {_exactly(name): _difference(own) for name, own in others.items()}} if others else {}
-        )
+        rules = {
+            _pattern(names): {**_settings(own), "sym": own.is_symmetric} for names, own in self._runs() if own != grid
+        }
+        return label | ({"dynamic": rules} if rules else {})
+
+    def _runs(self) -> Iterator[tuple[Sequence[str], Grid]]:
+        """Groups of matrices that share a grid; where a group's matrices do not, each of them."""
+        for prefix in dict.fromkeys(name.rpartition(".")[0] for name in self.grids):
+            for parts in GROUPS.values():
+                names = [f"{prefix}.{part}" for part in parts]
+                grids = [self.grids[name] for name in names]
+                if len(set(grids)) == 1:
+                    yield names, grids[0]
+                else:
+                    yield from (([name], grid) for name, grid in zip(names, grids, strict=True))
 
     def _fp8_inputs(self) -> dict[str, Any]:
         inputs = dict(compressed_tensors_pack.FP8_INPUTS)
@@ -92,6 +119,11 @@ class Recipe:
     def _is_awq(self) -> bool:
         """AWQ's own format holds 4 bits only; other grids that AWQ found are written as GPTQ's."""
         return self.method == "awq" and all(grid.bits == awq.BITS for grid in self.grids.values())
+
+    @property
+    def _zero_format(self) -> gptq.ZeroFormat:
+        """Zero points of 3 bits are only read right everywhere as they are."""
+        return "gptq_v2" if any(grid.bits == 3 for grid in self.grids.values()) else "gptq"
 
     @property
     def _common(self) -> Grid:
@@ -108,9 +140,23 @@ def plan(choice: Choice, spec: ModelSpec) -> Recipe:
     if choice.method == "smoothquant":
         grid = Grid(8, None, True, torch.bfloat16)
     else:
-        is_symmetric = choice.method != "awq" if choice.is_symmetric is None else choice.is_symmetric
-        grid = Grid(choice.bits or 4, _group_size(choice.group_size, spec), is_symmetric, torch.float16)
+        grid = _integers(choice, choice.bits or 4, _group_size(choice.group_size, spec))
     return Recipe(choice.method, dict.fromkeys(matrix_names(spec), grid), choice.act_order, fp8_scales)
+
+
+def candidates(choice: Choice, spec: ModelSpec) -> list[Grid]:
+    """What a matrix may become where each gets what it needs. Raises INVALID_FIELD for groups that do not fit."""
+    largest = _group_size(choice.group_size, spec)
+    if choice.group_size is None and largest is not None:
+        sizes: Sequence[int | None] = [size for size in GROUP_SIZES if size <= largest]
+    else:
+        sizes = [largest]
+    return [_integers(choice, bits, size) for bits in MIXED_BITS for size in sizes]
+
+
+def _integers(choice: Choice, bits: int, group_size: int | None) -> Grid:
+    is_symmetric = choice.method != "awq" if choice.is_symmetric is None else choice.is_symmetric
+    return Grid(bits, group_size, is_symmetric, torch.float16)
 
 
 def _group_size(asked: int | None, spec: ModelSpec) -> int | None:
@@ -128,14 +174,18 @@ def _group_size(asked: int | None, spec: ModelSpec) -> int | None:
     raise invalid("--group-size", f"{name} has {width} columns, which groups of {asked} do not divide")
 
 
-def _zero_format(matrix: GroupedMatrix | Grid) -> gptq.ZeroFormat:
-    """Zero points of 3 bits are only read right everywhere as they are."""
-    return "gptq_v2" if matrix.bits == 3 else "gptq"
+def _pattern(names: Sequence[str]) -> str:
+    """The rule of GPTQModel's that matches the modules of one layer, also where they are fused."""
+    modules = [module_name(name) for name in names]
+    fused = _FUSED.get(names[0].rpartition(".")[2]) if len(names) > 1 else None
+    if fused is not None:
+        modules.append(".".join([*modules[0].split(".")[:-2], fused]))
+    return f"+:^(?:{'|'.join(map(re.escape, modules))})$" if len(modules) > 1 else f"+:^{re.escape(modules[0])}$"
 
 
-def _exactly(name: str) -> str:
-    return f"+:^{re.escape(module_name(name))}$"
+def _span(values: Sequence[int]) -> str:
+    return str(min(values)) if min(values) == max(values) else f"{min(values)} to {max(values)}"
 
 
-def _difference(grid: Grid) -> dict[str, Any]:
-    return {"bits": grid.bits, "group_size": grid.group_size or -1, "sym": grid.is_symmetric}
+def _settings(grid: Grid) -> dict[str, int]:
+    return {"bits": grid.bits, "group_size": grid.group_size or -1}

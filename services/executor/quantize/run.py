@@ -7,34 +7,34 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from services.common.errors import invalid
 from services.executor.models.checkpoint import open_checkpoint
-from services.executor.models.dequantize import pieces
-from services.executor.models.weights import Checkpoint, StoredTensor, expected_shapes
+from services.executor.models.weights import Checkpoint, expected_shapes
 from services.executor.quant.parts import Part
 from services.executor.quantize.calibration import cut_text, draw_text
 from services.executor.quantize.choice import CalibrationSize, Choice
+from services.executor.quantize.grid import Grid
 from services.executor.quantize.hf_files import model_files
 from services.executor.quantize.hf_names import module_name, plain_name
 from services.executor.quantize.layer import Layer, matrix_names, read_layer
 from services.executor.quantize.methods import Matrices, Method, find_method
+from services.executor.quantize.mixed import spend
 from services.executor.quantize.output_folder import OutputFolder
-from services.executor.quantize.recipe import Recipe, plan
+from services.executor.quantize.plain import DTYPES, plain_format, plain_part, stored_plain, top_names
+from services.executor.quantize.recipe import Recipe, candidates, plan
+from services.executor.quantize.sensitivity import SAMPLES, measure_losses
 from services.executor.quantize.stream import CalibrationStream, embed
 
 Bar = Callable[[str, int, int, str], AbstractContextManager[Callable[[int], object]]]
 """A progress bar: what is done, how much of it is done and in all, the unit; gives what hears of more."""
-
-_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,19 @@ def quantize_model(request: Request, out: Path, bar: Bar) -> Report:
     recipe = plan(request.choice, spec)
     if recipe.needs_text and not 2 <= request.size.context <= spec.context_length:
         raise invalid("--context", f"{request.size.context} is not in 2..{spec.context_length}, the model's own")
-    plain = _plain_format(checkpoint)
+    plain = plain_format(checkpoint)
     files = model_files(request.path, spec, plain, recipe.label())  # what cannot be written is known before the work
     folder = OutputFolder(out, _identity(request, checkpoint, recipe))
-    method = find_method(recipe, spec, _DTYPES[plain])
     with torch.inference_mode():
         tokens = _tokens(request, checkpoint, folder, bar) if recipe.needs_text else None
+    if request.choice.bits_per_weight is not None:
+        assert tokens is not None
+        recipe = replace(recipe, grids=_mixed_grids(request.choice, checkpoint, folder, tokens, bar))
+        files = model_files(request.path, spec, plain, recipe.label())
+    method = find_method(recipe, spec, DTYPES[plain])
+    with torch.inference_mode():
         _quantize_layers(checkpoint, recipe, method, folder, plain, tokens, bar)
-        folder.keep_top({plain_name(name): _plain(checkpoint, name, plain) for name in _top_names(checkpoint)})
+        folder.keep_top({plain_name(name): stored_plain(checkpoint, name, plain) for name in top_names(checkpoint)})
     size = folder.finish(spec.layer_count, files)
     shapes = expected_shapes(spec)
     quantized = sum(math.prod(shapes[name]) for name in matrix_names(spec))
@@ -119,6 +124,24 @@ def _quantize_layers(
             done(1)
 
 
+def _mixed_grids(
+    choice: Choice, checkpoint: Checkpoint, folder: OutputFolder, tokens: NDArray[np.int32], bar: Bar
+) -> dict[str, Grid]:
+    """A grid for each matrix; those of an earlier run, where it came so far."""
+    assert choice.bits_per_weight is not None
+    spec = checkpoint.spec
+    grids = candidates(choice, spec)
+    kept = folder.choice()
+    if kept is None:
+        with bar("measuring", 0, 2 * spec.layer_count, "layer") as done:
+            losses = measure_losses(
+                checkpoint, tokens[:: -(-len(tokens) // SAMPLES)], grids, by_importance=choice.act_order, done=done
+            )
+        kept = {name: grids.index(grid) for name, grid in spend(losses, spec, choice.bits_per_weight).items()}
+        folder.keep_choice(kept)
+    return {name: grids[kept[name]] for name in matrix_names(spec)}
+
+
 def _tensors(prefix: str, layer: Layer, matrices: Matrices, recipe: Recipe, plain: str) -> dict[str, Part]:
     """A layer as the files hold it."""
     tensors: dict[str, Part] = {}
@@ -127,7 +150,7 @@ def _tensors(prefix: str, layer: Layer, matrices: Matrices, recipe: Recipe, plai
             module = module_name(prefix + name)
             tensors |= {f"{module}.{part}": held for part, held in recipe.pack(matrices[name]).items()}
         else:
-            tensors[plain_name(prefix + name)] = _part(values, plain)
+            tensors[plain_name(prefix + name)] = plain_part(values, plain)
     return tensors
 
 
@@ -154,38 +177,12 @@ def _identity(request: Request, checkpoint: Checkpoint, recipe: Recipe) -> Mappi
         "model": [[name, found.st_size, found.st_mtime_ns] for name, found in status],
         "quantization": recipe.label(),
         "method": str(recipe),
+        "bits per weight": request.choice.bits_per_weight,
         "calibration": [text, request.size.samples, request.size.context] if recipe.needs_text else None,
     }
 
 
-def _plain_format(checkpoint: Checkpoint) -> str:
-    """Of tensors that are not quantized: the source's where it has 16 bits, else BF16, which holds all numbers."""
-    stored = checkpoint.formats()["embedding"]
-    return stored if isinstance(stored, str) and stored in _DTYPES else "BF16"
-
-
 def _as_stored(layer: Layer, plain: str) -> Layer:
     """With what stays plain rounded to how it is stored."""
-    dtype = _DTYPES[plain]
+    dtype = DTYPES[plain]
     return {name: values if values.dim() > 1 else values.to(dtype).float() for name, values in layer.items()}
-
-
-def _top_names(checkpoint: Checkpoint) -> list[str]:
-    return [name for name in expected_shapes(checkpoint.spec) if not name.startswith("layers.")]
-
-
-def _plain(checkpoint: Checkpoint, name: str, plain: str) -> Part:
-    """A tensor in 16 bits; where it is stored so, no copy is made."""
-    tensor = checkpoint.tensor(name)
-    if isinstance(tensor, StoredTensor) and tensor.format == plain:
-        return Part(plain, tensor.shape, tensor.data.reshape(-1))
-    out = torch.empty(tensor.shape, dtype=_DTYPES[plain])
-    rows = out.view(-1, tensor.shape[-1])
-    for start, piece in pieces(tensor):
-        rows[start : start + len(piece)] = torch.from_numpy(piece)
-    return _part(out, plain)
-
-
-def _part(values: Tensor, plain: str) -> Part:
-    narrow = values.to(_DTYPES[plain])
-    return Part(plain, tuple(values.shape), narrow.contiguous().view(torch.uint8).reshape(-1).numpy())

@@ -37,6 +37,19 @@ def test_what_is_printed(flags: list[str], tmp_path: Path, capsys: pytest.Captur
     assert "calibration                 none" in out
 
 
+def test_auto_says_what_each_layer_got(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    auto = ["--auto", "--bits-per-weight", "5"]
+    assert cli.main([*flags, *auto, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["matrix_bits"] <= 5
+    assert [list(layer) for layer in report["layers"]] == [["qkv", "o", "gate_up", "down"]] * 2
+    assert cli.main([*flags[:-1], str(tmp_path / "other"), *auto]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3].split() == ["bits,", "columns", "a", "scale", "qkv", "o", "gate_up", "down"]
+    first = report["layers"][0]["qkv"]
+    assert lines[-2].split()[:4] == ["layer", "0", f"{first['bits']},", str(first["group_size"])]
+
+
 def test_without_a_text_the_model_writes_one(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     at = flags.index("--calibration")
     assert cli.main([*flags[:at], *flags[at + 2 :], "--method", "smoothquant", "--json"]) == 0
@@ -51,6 +64,9 @@ def test_without_a_text_the_model_writes_one(flags: list[str], capsys: pytest.Ca
         (["--asymmetric", "--method", "fp8"], 2, "--asymmetric: fp8 is symmetric"),
         (["--act-order", "--method", "awq"], 2, "--act-order: it is gptq's, not awq's"),
         (["--scales", "block"], 2, "--scales: it is fp8's, not gptq's"),
+        (["--auto", "--method", "awq"], 2, "--auto: it is gptq's, not awq's"),
+        (["--auto", "--bits", "4"], 2, "--bits: --auto chooses them"),
+        (["--bits-per-weight", "4"], 2, "--bits-per-weight: it is for --auto"),
         (["--calibration", "absent.txt"], 2, "--calibration: absent.txt: No such file or directory"),
         (["--context", "2000"], 2, "--context: 2000 is not in 2..1024, the model's own"),
         (["--out", "."], 2, "--out: . is not an empty folder"),
