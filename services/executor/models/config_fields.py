@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.executor.kv_bytes import KvDims
+from services.executor.models.fields import MOST_NUMBER
 from services.executor.models.hf import ARCHITECTURES
 from services.executor.models.parameters import Layers
 from services.executor.models.weights import load_failed
@@ -185,8 +186,8 @@ def _optional(config: Mapping[str, Any], names: tuple[str, ...], least: int = 1)
         value = config.get(name)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise load_failed(f"config.json: {name} is {value!r}, expected a number not below {least}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_NUMBER:
+            raise load_failed(f"config.json: {name} is {value!r}, expected a number from {least} to {MOST_NUMBER}")
         return value
     return None
 

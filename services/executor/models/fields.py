@@ -12,7 +12,7 @@ from services.executor.models.weights import load_failed
 
 MOST_JSON_BYTES = 64 << 20
 _MOST_LEVELS = 32
-_MOST_NUMBER = 1 << 48  # of a size or an id: products of a few stay printable
+MOST_NUMBER = 1 << 48  # of a size or an id: products of a few stay printable
 _MOST_TOKEN_ID = (1 << 31) - 1
 
 
@@ -57,7 +57,7 @@ class Fields:
         value = self._values.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or abs(value) > _MOST_NUMBER:
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MOST_NUMBER:
             raise self._refused(key, "a whole number")
         return value
 

@@ -128,3 +128,21 @@ def test_one_tensor_under_two_names(whole: Path, tmp_path: Path) -> None:
     data = write_gguf(tmp_path / "m.gguf", whole).read_bytes()
     (tmp_path / "m.gguf").write_bytes(data.replace(text("blk.0.attn_k.weight"), text("blk.00.attn_q.weight")))
     refused(tmp_path / "m.gguf", r"cannot be read|occurs twice")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (9, r"tensor layers\.0\.up has format Q8_1, which cannot be dequantized"),
+        (24, r"tensor layers\.0\.up has format I8, which cannot be dequantized"),
+        (12, r"tensor blk\.0\.ffn_up\.weight: 32 columns are no multiple of the Q4_K block of 256"),
+        (99, r"tensor blk\.0\.ffn_up\.weight \[64, 32\]: ggml type 99 is not known"),
+    ],
+)
+def test_types_that_are_no_weights(whole: Path, tmp_path: Path, kind: int, message: str) -> None:
+    """Known types that cannot be read are named with the tensor, and so are rows that hold no whole block."""
+    data = write_gguf(tmp_path / "m.gguf", whole).read_bytes()
+    info = tensor("blk.0.ffn_up.weight", (64, 32), F32, 0)[:-8]  # but for the offset
+    assert data.count(info) == 1
+    (tmp_path / "m.gguf").write_bytes(data.replace(info, info[:-4] + struct.pack("<I", kind)))
+    refused(tmp_path / "m.gguf", message)
