@@ -70,6 +70,21 @@ def test_a_stream_keeps_order_and_what_is_late_holds_up_what_follows() -> None:
     assert pair.timeline.now > 1.0
 
 
+def test_lateness_lasts_until_what_is_sent_next_has_arrived() -> None:
+    """However long the stream is silent before."""
+    pair = Pair()
+    pair.wires.delay_next(pair.stream, 1.0)
+    pair.timeline.at(5.0, pair.stream.send, CLIENT, "late")
+    pair.timeline.advance()
+    assert not pair.server.ear.heard
+    late_until = pair.wires.late_until
+    assert late_until > 6.0
+    pair.run()
+    assert (pair.server.ear.heard, pair.timeline.now) == (["late"], late_until)
+    pair.stream.send(CLIENT, "in time")
+    assert pair.wires.late_until == late_until
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_broken_stream_loses_a_tail_and_both_ends_learn_of_it(seed: int) -> None:
     pair = Pair(seed)

@@ -13,7 +13,7 @@ from quire.simulation.faults import run
 from quire.simulation.faults.invariants import Violation
 from quire.simulation.faults.scenario import FaultKind, draw
 from quire.simulation.faults.slots import Slots
-from quire.simulation.faults.world import World
+from quire.simulation.faults.world import REST_SECONDS, START_SECONDS, World
 from services.kvmanager.manager import KvManager
 from services.scheduler import reserve
 from services.scheduler.state import State
@@ -50,6 +50,19 @@ def test_a_seed_replays_event_by_event() -> None:
         runs.append(events)
     assert runs[0] == runs[1]
     assert len(runs[0]) > 100
+
+
+def test_what_is_told_late_is_heard_before_nothing_must_be_held() -> None:
+    """That blocks have moved to a disk, on a stream that was silent when it became slow."""
+    scenario = draw(6219)
+    told: list[float] = []
+
+    def hear(seconds: float, what: str) -> None:
+        if "done_operation_ids" in what:
+            told.append(seconds)
+
+    World(scenario, hear).play()
+    assert told[-1] > START_SECONDS + scenario.quiet_from + REST_SECONDS
 
 
 # What the checks notice

@@ -131,6 +131,7 @@ class Wires:
 
     def __init__(self, timeline: Timeline, rng: random.Random, log: Callable[[Stream, int, Any], None]) -> None:
         self.timeline, self.rng, self.log = timeline, rng, log
+        self.late_until = 0.0  # what was sent late so far has arrived by then
         self._streams: list[Stream] = []
         self._late: dict[str, float] = {}  # stream name -> seconds that its next message takes longer
 
@@ -149,12 +150,15 @@ class Wires:
 
     def latency(self, name: str) -> float:
         late = self._late.pop(name, 0.0)
-        return LATENCY_SECONDS * self.rng.choice([1, 1, 1, 3]) + late
+        latency = LATENCY_SECONDS * self.rng.choice([1, 1, 1, 3]) + late
+        if late:
+            self.late_until = max(self.late_until, self.timeline.now + latency)
+        return latency
 
     def of(self, party: Party) -> list[Stream]:
         """The streams of a party that have not ended."""
         return [stream for stream in self._streams if party in stream.parties and not stream.is_over]
 
     def delay_next(self, stream: Stream, seconds: float) -> None:
-        """The next message takes longer, and what follows it waits."""
+        """The next message takes longer, and what follows it waits. A silent stream may send it long after."""
         self._late[stream.name] = seconds

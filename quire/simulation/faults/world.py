@@ -40,7 +40,8 @@ START_SECONDS = 0.5
 BOUND_SECONDS = 60.0
 """Once nothing goes wrong any more, the last answer takes no longer."""
 REST_SECONDS = LEASE_SECONDS + 6.0
-"""After the last answer, until nothing must be held any more: leases, and waits for what stands still, run out."""
+"""After the last answer and late message, until nothing must be held any more: leases, and waits for what stands still,
+run out."""
 AGEING_SECONDS = 1.0
 MOST_EVENTS = 400_000
 
@@ -98,8 +99,8 @@ class World:
                 )
             timeline.advance()
             events += 1
-        end = max(timeline.now, START_SECONDS + scenario.quiet_from) + REST_SECONDS
-        while len(timeline) and timeline.now <= end:
+        quiet_from = max(timeline.now, START_SECONDS + scenario.quiet_from)
+        while len(timeline) and timeline.now <= max(quiet_from, self._wires.late_until) + REST_SECONDS:
             timeline.advance()
         self._check_rest()
         return outcomes
