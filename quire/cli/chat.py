@@ -68,7 +68,7 @@ def _answer(client: Client, messages: list[dict[str, str]], chosen: dict[str, An
         except KeyboardInterrupt:
             pass
         except ClientError as error:
-            print(f"quire chat: {in_words(error.code, error.message, address)}", file=sys.stderr)
+            print(f"quire chat: {in_words(error.code, error.message, address, error.reason)}", file=sys.stderr)
             return None
     print()
     return "".join(said)

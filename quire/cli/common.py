@@ -67,11 +67,13 @@ def gateway(args: argparse.Namespace) -> Iterator[Client]:
         try:
             yield client
         except ClientError as error:
-            raise Failure(in_words(error.code, error.message, address)) from error
+            raise Failure(in_words(error.code, error.message, address, error.reason)) from error
 
 
-def in_words(code: grpc.StatusCode, message: str, address: str) -> str:
-    """A failed call in one line."""
+def in_words(code: grpc.StatusCode, message: str, address: str, reason: str = "") -> str:
+    """A failed call in one line. Where there is a `reason`, the gateway answered."""
+    if reason:
+        return f"{message} ({code.name})"
     if code == grpc.StatusCode.UNAVAILABLE and "resolving" in message:
         return f"{address}: no such host"
     if code == grpc.StatusCode.UNAVAILABLE and "connect" in message.lower():

@@ -41,6 +41,8 @@ quire simulate --trace mooncake.jsonl --trace-speed 2 --engine h200.json --execu
 quire simulate --rate 30 --tenant flood:10 --tenant light:1 --plot fairness.png
 quire bench engine --fit mine.json && quire simulate --engine mine.json --concurrency 32 --json
 """
+LEAST_RATE, MOST_RATE = 1e-5, 1e6
+"""Requests a second. Services look at their clocks even where nothing comes, so a year of nothing takes long."""
 NOT_SIMULATED = {"listen", "metrics_listen", "kvmanager", "executors", "policy", "aliases"}
 
 
@@ -85,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument("--max-prompt-tokens", type=_count, metavar="N", help="caps its prompts")
     load.add_argument("--max-output-tokens", type=_count, metavar="N", help="caps its outputs")
     moments = load.add_mutually_exclusive_group()
-    moments.add_argument("--rate", type=_positive, metavar="R", help="requests a second, at random moments")
+    moments.add_argument("--rate", type=_rate, metavar="R", help="requests a second, at random moments")
     moments.add_argument("--concurrency", type=_count, metavar="N", help="closed loop: so many requests at a time")
     load.add_argument(
         "--burstiness",
@@ -191,6 +193,11 @@ def _scenario(args: argparse.Namespace) -> Scenario:
         Machine.read(args.engine or Path(policies.__file__).with_name("machine.json")),
         **{name: value for name, value in changes.items() if value is not None},
     )
+    longest = max(0, machine.context_length - args.output_tokens)
+    if args.trace is None and args.prompt_tokens > longest:
+        raise Failure(
+            f"--prompt-tokens: {args.prompt_tokens} is more than the {longest} that the engine's context holds"
+        )
     tenants = args.tenants or [Tenant("default")]
     return Scenario(
         machine,
@@ -261,6 +268,13 @@ def _number(least: float, inclusive: bool) -> Callable[[str], float]:
 
 
 _positive, _not_negative = _number(0, False), _number(0, True)
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not LEAST_RATE <= value <= MOST_RATE:
+        raise argparse.ArgumentTypeError(f"{text} is not in {LEAST_RATE:g}..{MOST_RATE:g} a second")
+    return value
 
 
 def _whole(text: str) -> int:

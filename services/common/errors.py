@@ -23,6 +23,8 @@ from quire.v1 import types_pb2
 
 log = logging.getLogger("quire.errors")
 DOMAIN = "quire"
+MOST_CHARACTERS = 500
+"""Of a message on the wire: statuses travel in headers, three times over."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # by identity: equal rows must stay distinct members
@@ -90,15 +92,15 @@ class QuireError(Exception):
 
     def to_status(self) -> status_pb2.Status:
         """A `google.rpc.Status` with ErrorInfo, and BadRequest where a field is named."""
-        kind = self.reason.value
+        kind, message = self.reason.value, _shortened(self.message)
         info = error_details_pb2.ErrorInfo(
             reason=self.reason.name, domain=DOMAIN, metadata={"retryable": str(kind.retryable).lower()}
         )
         details = [_pack(info)]
         if self.field:
-            violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=self.message)
+            violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=message)
             details.append(_pack(error_details_pb2.BadRequest(field_violations=[violation])))
-        return status_pb2.Status(code=code_pb2.Code.Value(kind.code.name), message=self.message, details=details)
+        return status_pb2.Status(code=code_pb2.Code.Value(kind.code.name), message=message, details=details)
 
 
 def invalid(field: str, message: str) -> QuireError:
@@ -119,6 +121,14 @@ def from_rpc_error(error: grpc.RpcError, lost: Reason) -> QuireError:
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return QuireError(lost, text or lost.name)
     return QuireError(Reason.INTERNAL, text or str(code))
+
+
+def _shortened(message: str) -> str:
+    """Without its middle where it is long, as it is where it repeats what a client wrote: headers take 16 KiB."""
+    if len(message) <= MOST_CHARACTERS:
+        return message
+    half = MOST_CHARACTERS // 2
+    return f"{message[:half]} ... {message[-half:]}"
 
 
 def _pack(message: Any) -> any_pb2.Any:

@@ -70,6 +70,7 @@ class PeerStream(Generic[Request, Response]):
                 await handle(request)
 
         reader = asyncio.create_task(read())
+        reader.add_done_callback(lambda task: task.cancelled() or task.exception())  # `_closed` may say why instead
         ends: list[asyncio.Future[Any]] = [reader, self._closed]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -78,7 +78,10 @@ def test_tables_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     [
         ([*LOAD, "--policy", "fair,random"], "'random' is not one of fair, fcfs, static, no-preemption"),
         ([*LOAD, "--rate", "3"], "not allowed with"),
-        (["--rate", "0"], "0 is not above 0"),
+        (["--rate", "0"], "0 is not in 1e-05..1e+06 a second"),
+        (["--rate", "1e-300"], "1e-300 is not in"),
+        (["--rate", "inf"], "inf is not in"),
+        (["--rate", "nan"], "nan is not in"),
         ([*LOAD, "--tenant", ":3"], "is not NAME"),
         ([*LOAD, "--tenant", "a:b"], "argument --tenant"),
         ([*LOAD, "--grant-ms", "0"], "--grant-ms: Input should be greater than 0"),
@@ -103,6 +106,13 @@ def test_files_that_cannot_be_read_are_status_1(flag: str, tmp_path: Path, capsy
         cli.main(["simulate", "--requests", "3", "--rate", "1", flag, str(tmp_path / "bad.csv")])
     assert end.value.code == 1
     assert "bad.csv" in capsys.readouterr().err
+
+
+def test_a_prompt_that_no_executor_holds_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["simulate", "--rate", "5", "--prompt-tokens", "1000000000", "--requests", "2"])
+    assert end.value.code == 1
+    assert "--prompt-tokens: 1000000000 is more than the 8128 that" in capsys.readouterr().err
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

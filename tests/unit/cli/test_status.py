@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import grpc
 import pytest
 
 from quire import cli
+from quire.cli.common import in_words
 from quire.cli.status import _text
 from quire.v1 import kvmanager_pb2, scheduler_pb2, types_pb2
 from tests.unit.cli.conftest import Gateway
@@ -71,3 +73,10 @@ def test_a_service_is_healthy_only_by_its_own_word() -> None:
     assert line(health="UNREACHABLE").endswith("pid 3  does not answer")
     assert line(health="NOT_SERVING").endswith("pid 3  not ready")
     assert line(health="UNREACHABLE", state="starting").endswith("pid 3  starting")
+
+
+def test_what_the_gateway_answered_is_not_taken_for_its_absence() -> None:
+    unavailable = grpc.StatusCode.UNAVAILABLE
+    assert "is `quire up` running?" in in_words(unavailable, "failed to connect to all addresses", "here:1")
+    said = in_words(unavailable, "executor there:2: failed to connect", "here:1", "EXECUTOR_LOST")
+    assert said == "executor there:2: failed to connect (UNAVAILABLE)"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import grpc
+import pytest
 
 from services.common.errors import ErrorInterceptor, QuireError, Reason
 
@@ -38,3 +41,14 @@ async def test_an_error_for_a_client_that_is_gone_is_no_fault() -> None:
     handler = await wrapped(grpc.unary_stream_rpc_method_handler(stream))
     assert [item async for item in handler.unary_stream(None, context)] == [1]
     assert told == ["too late", "too late"]
+
+
+@pytest.mark.parametrize("letter", ["x", "\N{GRINNING FACE}"])
+def test_a_long_message_still_fits_into_headers(letter: str) -> None:
+    name = letter * 20_000
+    status = QuireError(Reason.INVALID_FIELD, f"model: {name} is not loaded", field="model").to_status()
+    assert len(status.message) < 600
+    assert status.message.startswith(f"model: {letter}")
+    assert status.message.endswith(f"{letter} is not loaded")
+    escaped, packed = len(quote(status.message)), len(b64encode(status.SerializeToString()))
+    assert escaped + packed < 15_000

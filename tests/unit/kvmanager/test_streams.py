@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -68,3 +70,28 @@ async def test_a_push_to_a_peer_that_leaves_is_no_error_and_an_answer_is() -> No
     await stream.push(partial(text, "pushed"))
     with pytest.raises(ConnectionError):
         await stream.send(partial(text, "sent"))
+
+
+async def test_a_reader_that_fails_as_the_stream_is_closed_is_no_unexpected_error() -> None:
+    unexpected: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: unexpected.append(what))
+    context: Any = Context()
+    stream: PeerStream[str, str] = PeerStream(context)
+
+    async def requests() -> AsyncIterator[str]:
+        yield "one"
+
+    async def handle(request: str) -> None:
+        stream.close(QuireError(Reason.DRAINING, "over"))
+        raise ConnectionError("the peer is gone")
+
+    async def serve() -> str:
+        try:
+            await stream.serve(requests(), handle)
+        except QuireError as error:
+            return error.message  # and forgets the reader with the error
+        return ""
+
+    assert await serve() == "over"
+    gc.collect()
+    assert unexpected == []
