@@ -75,10 +75,11 @@ def pack(matrix: GroupedMatrix) -> dict[str, Part]:
 def _unpack(words: UInt32, start: int, stop: int) -> UInt8:
     """Outputs [stop - start, n] of words [n, N / 8]."""
     first, last = start // 8, -(-stop // 8)
-    columns = np.ascontiguousarray(words[:, first:last].T, "<u4").view(np.uint8).reshape(last - first, -1, 4)
+    data = np.ascontiguousarray(words[:, first:last], "<u4").view(np.uint8)
+    columns = np.ascontiguousarray(data.T).reshape(last - first, 4, len(words))  # of bytes
     out = np.empty((last - first, 8, len(words)), np.uint8)
     for nibble, output in enumerate(_ORDER):
-        np.right_shift(columns[..., nibble // 2], np.uint8(nibble % 2 * 4), out=out[:, output])
+        np.right_shift(columns[:, nibble // 2], np.uint8(nibble % 2 * 4), out=out[:, output])
     out &= np.uint8(15)
     return out.reshape(-1, len(words))[start - first * 8 : stop - first * 8]
 

@@ -1,10 +1,12 @@
 """Small integers without gaps in 32-bit words: value i of a row lies at its bits i * width on, low bits first.
 
-Widths are 1 to 4, and 8. Eight values at a time: fields that are spread over 64 bits, one a byte, are drawn together in
-pairs, pairs of pairs and halves, and the other way round.
+Widths are 1 to 4, and 8. Bytes are cut into halves, and these again. Of 3 bits, eight values at a time: fields that are
+spread over 64 bits, one a byte, are drawn together in pairs, pairs of pairs and halves, and the other way round.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +38,8 @@ def unpack_bits(words: UInt32, bits: int, count: int) -> UInt8:
     """The first `count` values [..., count] of words [..., at least as many as they take]."""
     *lead, size = words.shape
     data = np.ascontiguousarray(words, "<u4").view(np.uint8)
-    if bits == 8:
-        return data[..., :count]
+    if 8 % bits == 0:
+        return _halve(data, bits)[..., :count]
     whole, rest = divmod(size * 4, bits)
     out = np.zeros((*lead, whole + (rest > 0), 8), np.uint8)
     out[..., :whole, :bits] = data[..., : whole * bits].reshape(*lead, whole, bits)
@@ -57,6 +59,19 @@ def unpack_window(words: UInt32, bits: int, start: int, stop: int) -> UInt8:
     return unpack_bits(window, bits, stop - first * 32)[..., start % 32 :]
 
 
+def _halve(data: UInt8, bits: int) -> UInt8:
+    """Bytes [..., n], cut into halves until each has this many bits."""
+    width = 8
+    while width > bits:
+        width //= 2
+        pairs = data.astype("<u2")
+        pairs |= pairs << np.uint16(8 - width)
+        pairs &= np.uint16(((1 << width) - 1) * 0x0101)
+        data = pairs.view(np.uint8)
+    return data
+
+
+@cache
 def _mask(bits: int, fields: int) -> np.uint64:
     """The low fields * bits of each fields * 8 bits."""
     ones = (1 << fields * bits) - 1

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from services.executor.backends.cpu.formats import PANEL_ROWS
+from services.executor.backends.cpu.gather import Gather
 from services.executor.backends.cpu.layout import Int32, Strip
 from services.executor.backends.cpu.packing_plan import PackingPlan, PlacedMatrix, PlacedVector
 from services.executor.backends.cpu.panels import EncodedRows, UnfitWeights, write_rows
 from services.executor.backends.cpu.quantize import encode, encode_bf16
 from services.executor.backends.cpu.repack import REPACKERS
-from services.executor.backends.cpu.repack_quantized import encode_quantized, take_columns, take_rows
+from services.executor.backends.cpu.repack_quantized import QuantizedEncoder, take_rows
 from services.executor.models.dequantize import to_float32
 from services.executor.models.weights import Bytes, Checkpoint, StoredTensor, Tensor, load_failed
 
 log = logging.getLogger("quire.executor")
 
 _MOST_THREADS = 8  # each holds a few MiB
-_TASK_VALUES = 1 << 23
-_BAND_VALUES = 1 << 17  # what a thread works on stays in its cache
+_TASK_VALUES = 1 << 25
+_BAND_VALUES = 1 << 18  # what a thread works on stays in its cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +68,14 @@ def _pack_panels(checkpoint: Checkpoint, task: _Task, out: Bytes) -> int:
     """How many scales were rounded."""
     matrix, strip = task.matrix, task.strip
     size, rounded = matrix.panel_bytes, 0
-    tensor = checkpoint.tensor(strip.tensor)
     source = matrix.layout.columns.source if matrix.order is None else matrix.order
+    encode_rows = _encoder(checkpoint.tensor(strip.tensor), matrix.format, source)
     step = max(1, _BAND_VALUES // (len(source) * strip.width))
     for first in range(task.first, task.last, step):
         last = min(first + step, task.last)
         rows = strip.rows[first * strip.width : last * strip.width]
         try:
-            encoded = _encode(tensor, rows, matrix.format, source)
+            encoded = encode_rows(rows)
         except UnfitWeights as error:
             raise load_failed(f"tensor {strip.tensor} {error}") from error
         panels = out[matrix.offset + first * size : matrix.offset + last * size].reshape(last - first, size)
@@ -93,18 +94,24 @@ def _take(tensor: StoredTensor, rows: Int32) -> StoredTensor:
     return StoredTensor(tensor.name, (len(rows), tensor.shape[-1]), tensor.format, np.ascontiguousarray(data))
 
 
-def _encode(tensor: Tensor, rows: Int32, format_: str, source: Int32) -> EncodedRows:
-    if not isinstance(tensor, StoredTensor):
-        return encode_quantized(format_, take_rows(tensor, rows), source)
-    taken = _take(tensor, rows)
-    repacker = REPACKERS.get((taken.format, format_))
+def _encoder(tensor: Tensor, format_: str, source: Int32) -> Callable[[Int32], EncodedRows]:
+    """Packs rows of the tensor by number."""
+    if isinstance(tensor, StoredTensor):
+        columns = Gather.of(source, tensor.shape[-1])
+        return lambda rows: _encode_stored(_take(tensor, rows), format_, columns)
+    encoder = QuantizedEncoder.of(format_, tensor, source)
+    return lambda rows: encoder.encode(take_rows(tensor, rows))
+
+
+def _encode_stored(rows: StoredTensor, format_: str, columns: Gather) -> EncodedRows:
+    repacker = REPACKERS.get((rows.format, format_))
     if repacker is not None:
-        return repacker(taken.data)
-    if (taken.format, format_) == ("BF16", "bf16"):
-        return encode_bf16(take_columns(taken.data.view(np.uint16), source))
+        return repacker(rows.data)
+    if (rows.format, format_) == ("BF16", "bf16"):
+        return encode_bf16(columns.take(rows.data.view(np.uint16)))
     with np.errstate(all="ignore"):  # what is not finite is found by encode
-        values = to_float32(taken)
-    return encode(format_, take_columns(values, source))
+        values = to_float32(rows)
+    return encode(format_, columns.take(values))
 
 
 def _pack_vector(checkpoint: Checkpoint, vector: PlacedVector, out: Bytes) -> None:

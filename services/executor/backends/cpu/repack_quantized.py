@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.executor.backends.cpu.column_order import groups_of_parts
 from services.executor.backends.cpu.formats import F8_BLOCK, group_size, has_zero
+from services.executor.backends.cpu.gather import Gather
 from services.executor.backends.cpu.layout import Int32
 from services.executor.backends.cpu.panels import EncodedRows, UnfitWeights
 from services.executor.backends.cpu.quantize import Float16, byte_words, encode, nibble_words
 from services.executor.models.weights import QuantizedTensor
-from services.executor.quant.matrix import Float32, Fp8Matrix, GroupedMatrix, Int16, QuantizedMatrix, UInt8
+from services.executor.quant.matrix import (
+    Float32,
+    Fp8Format,
+    Fp8Matrix,
+    GroupedMatrix,
+    Int16,
+    QuantizedFormat,
+    QuantizedMatrix,
+    UInt8,
+)
 
 _F8_NAN = 0x7F
 
@@ -33,62 +42,78 @@ def take_rows(tensor: QuantizedTensor, rows: Int32) -> QuantizedMatrix:
     return replace(spread, scales=spread.scales * is_real[:, None])
 
 
-def encode_quantized(format_: str, rows: QuantizedMatrix, source: Int32) -> EncodedRows:
-    """Rows whose columns go where `source` [k] says: a column's number, -1 for padding. Raises UnfitWeights."""
-    found = _encode_f8(format_, rows, source) if isinstance(rows, Fp8Matrix) else _encode_grouped(format_, rows, source)
-    if found is not None:
-        return found
-    with np.errstate(all="ignore"):  # what is not finite is found by encode
-        return encode(format_, take_columns(rows.dequantize(), source))
+@dataclass(frozen=True, slots=True)
+class QuantizedEncoder:
+    """Packs rows of one tensor."""
+
+    format: str
+    columns: Gather
+    groups: Gather | None  # the scale of each native group; None where the format does not hold such rows as they are
+
+    @classmethod
+    def of(cls, format_: str, tensor: QuantizedTensor, source: Int32) -> QuantizedEncoder:
+        """Columns go where `source` [k] says: a column's number, -1 for padding."""
+        size = _group_size(format_, tensor.format, len(source))
+        row = tensor.read(0, 1)
+        found = None if size is None else groups_of_parts(_in_places(_column_groups(row), source), size)
+        groups = None if found is None else Gather.of(found, row.scales.shape[1])
+        return cls(format_, Gather.of(source, tensor.shape[1]), groups)
+
+    def encode(self, rows: QuantizedMatrix) -> EncodedRows:
+        """Raises UnfitWeights."""
+        found = None
+        if self.groups is not None:
+            if isinstance(rows, Fp8Matrix):
+                return self._encode_f8(rows, self.groups)
+            found = self._encode_grouped(rows, self.groups)
+        if found is not None:
+            return found
+        with np.errstate(all="ignore"):  # what is not finite is found by encode
+            return encode(self.format, self.columns.take(rows.dequantize()))
+
+    def _encode_f8(self, rows: Fp8Matrix, groups: Gather) -> EncodedRows:
+        if ((rows.codes & _F8_NAN) == _F8_NAN).any():
+            raise UnfitWeights("holds NaN")
+        scales = _with_row_scales(rows).scales
+        return EncodedRows(self.columns.take(rows.codes)[:, None], groups.take(scales))
+
+    def _encode_grouped(self, rows: GroupedMatrix, groups: Gather) -> EncodedRows | None:
+        """None where int8 does not hold the codes."""
+        scales, zeros = groups.take(rows.scales), groups.take(rows.zeros)
+        if groups.padding is not None:
+            zeros[:, groups.padding] = 1 << (rows.bits - 1)
+        codes = self.columns.take(rows.codes).reshape(*scales.shape, -1)
+        if self.columns.padding is not None:
+            padding = self.columns.padding.reshape(codes.shape[1:])
+            np.copyto(codes, np.minimum(zeros, 15).astype(np.uint8)[..., None], where=padding)
+        halves, rounded = _to_half(scales)
+        if self.format in ("q8", "q8c"):
+            signed = _around_zero(rows.bits, codes, zeros)
+            if signed is None:
+                return None
+            words = byte_words(signed)
+            return EncodedRows(words, scales) if self.format == "q8c" else EncodedRows(words, halves, rounded=rounded)
+        if has_zero(self.format):
+            return EncodedRows(nibble_words(codes), halves, zeros=zeros.astype(np.int8), rounded=rounded)
+        return EncodedRows(nibble_words(_around_eight(rows.bits, codes, zeros)), halves, rounded=rounded)
 
 
-def take_columns(values: NDArray[Any], source: Int32) -> NDArray[Any]:
-    """Columns of values [n, width] by number, contiguous; -1 is a column of zeros."""
-    if len(source) == values.shape[1] and bool((source == np.arange(len(source))).all()):
-        return np.ascontiguousarray(values)
-    is_padding = source < 0
-    taken: NDArray[Any] = np.take(values, np.where(is_padding, 0, source), axis=1)  # twice as fast as an index
-    if is_padding.any():
-        taken[:, is_padding] = 0
-    return taken
+def _group_size(format_: str, stored: QuantizedFormat, k: int) -> int | None:
+    """Columns that share a scale in a format that may hold the numbers as they are stored; None for other formats."""
+    if isinstance(stored, Fp8Format):
+        return F8_BLOCK if format_ == "f8" else None
+    if format_ == "q8c":
+        return k
+    holds_nibbles = format_.startswith(("q4g", "q4z"))
+    return group_size(format_) if format_ == "q8" or (holds_nibbles and stored.bits <= 4) else None
 
 
-def _encode_f8(format_: str, rows: Fp8Matrix, source: Int32) -> EncodedRows | None:
-    """None where the format does not hold such rows as they are."""
+def _column_groups(rows: QuantizedMatrix) -> Int32:
+    """The number of each column's scale [K]."""
+    if isinstance(rows, GroupedMatrix):
+        return rows.column_groups()
     width = rows.shape[1]
-    blocks = np.arange(width, dtype=np.int32) // np.int32(min(rows.block[1], width))
-    found = groups_of_parts(_in_places(blocks, source), F8_BLOCK) if format_ == "f8" else None
-    if found is None:
-        return None
-    if ((rows.codes & _F8_NAN) == _F8_NAN).any():
-        raise UnfitWeights("holds NaN")
-    scales = _with_row_scales(rows).scales
-    return EncodedRows(take_columns(rows.codes, source)[:, None], take_columns(scales, found))
-
-
-def _encode_grouped(format_: str, rows: GroupedMatrix, source: Int32) -> EncodedRows | None:
-    """None where the format does not hold such rows as they are."""
-    if format_ not in ("q8", "q8c") and not (rows.bits <= 4 and format_.startswith(("q4g", "q4z"))):
-        return None
-    size = len(source) if format_ == "q8c" else group_size(format_)
-    found = groups_of_parts(_in_places(rows.column_groups(), source), size)
-    if found is None:
-        return None
-    scales, zeros = take_columns(rows.scales, found), take_columns(rows.zeros, found)
-    zeros = np.where(found < 0, np.int16(1 << (rows.bits - 1)), zeros)
-    codes = take_columns(rows.codes, source).reshape(len(rows.codes), -1, size)
-    if (source < 0).any():
-        np.copyto(codes, np.minimum(zeros, 15).astype(np.uint8)[..., None], where=(source < 0).reshape(-1, size))
-    halves, rounded = _to_half(scales)
-    if format_ in ("q8", "q8c"):
-        signed = _around_zero(rows.bits, codes, zeros)
-        if signed is None:
-            return None
-        words = byte_words(signed)
-        return EncodedRows(words, scales) if format_ == "q8c" else EncodedRows(words, halves, rounded=rounded)
-    if has_zero(format_):
-        return EncodedRows(nibble_words(codes), halves, zeros=zeros.astype(np.int8), rounded=rounded)
-    return EncodedRows(nibble_words(_around_eight(rows.bits, codes, zeros)), halves, rounded=rounded)
+    return np.arange(width, dtype=np.int32) // np.int32(min(rows.block[1], width))
 
 
 def _around_zero(bits: int, codes: UInt8, zeros: Int16) -> NDArray[np.int8] | None:
