@@ -249,7 +249,7 @@ async def test_penalties_count_on_through_preemption(served: Served) -> None:
         {"temperature": 0.8, "frequency_penalty": 1.0, "repetition_penalty": 1.2, "top_k": 40, "seed": 2},
         {"temperature": 1.0, "seed": 3},
     ]
-    requests = [sampled([10 * i + j for j in range(70)], 120, **rule) for i, rule in enumerate(rules)]
+    requests = [sampled([10 * i + j for j in range(70)], 300, **rule) for i, rule in enumerate(rules)]
     for request in requests:
         request.logprobs.output_count = request.logprobs.prompt_count = 1
 

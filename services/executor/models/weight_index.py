@@ -19,8 +19,8 @@ def shard_names(index: Path) -> list[str]:
         raise load_failed(f"{index}: no index of weights: weight_map names no file for each tensor")
     names = sorted(set(places.values()))
     for name in names:
+        if name in ("", ".", "..") or "\0" in name or len(name.encode(errors="replace")) > _MOST_BYTES:
+            raise load_failed(f"{index}: shard {name[:_MOST_BYTES]!r} is no name of a file")
         if Path(name).name != name or "\\" in name:
             raise load_failed(f"{index}: shard {name!r} lies outside the folder")
-        if "\0" in name or len(name.encode(errors="replace")) > _MOST_BYTES:
-            raise load_failed(f"{index}: shard {name[:_MOST_BYTES]!r} is no name of a file")
     return names
