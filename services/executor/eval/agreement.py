@@ -24,12 +24,12 @@ from services.executor.eval.options import (
     load,
     model_line,
     progress,
-    read_text,
 )
 from services.executor.eval.text import Passage, reads_alike, tokenize
 from services.executor.eval.windows import Frame
 from services.executor.loader import LoadedModel
 from services.executor.model_flags import BACKENDS, DTYPES, INSTRUCTION_SETS, KV_FORMATS, add_model_flags
+from services.executor.text_file import read_text
 
 DESCRIPTION = f"""Compares a model's predictions with those of a reference, token by token.
 
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     logs.configure("eval", "warning", "text")
     wanted, against = choose(options, "--model", options.model), _reference(options)
     with errors_told("agreement"):
-        text = None if options.text is None else read_text(options.text)
+        text = None if options.text is None else read_text("--text", options.text)
         frame = find_frame([wanted, against], options.context, options.stride)
         reference = load(against, options.threads, frame.context, MOST_SEQUENCES if text is None else 1)
         candidate = load(wanted, options.threads, frame.context)

@@ -29,7 +29,6 @@ from services.executor.eval.options import (
     find_frame,
     load,
     progress,
-    read_text,
 )
 from services.executor.eval.scores import Difference, Score, differences, perplexity_interval, score
 from services.executor.eval.text import reads_alike, tokenize
@@ -38,6 +37,7 @@ from services.executor.loader import LoadedModel
 from services.executor.model_flags import SOURCE_HELP, add_compute_flags
 from services.executor.models.checkpoint import load_spec, open_checkpoint
 from services.executor.models.source import resolve
+from services.executor.text_file import read_text
 from services.executor.warmup import warm_up
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     with errors_told("compare"):
         if options.plot is not None:
             _check_plot(options.plot)
-        text = None if options.text is None else read_text(options.text)
+        text = None if options.text is None else read_text("--text", options.text)
         frame = find_frame(choices, options.context, options.stride)
         _check_vocabularies(choices)
         report = {"text": None if options.text is None else Path(options.text).name} | asdict(frame)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pydantic import ValidationError
 from tqdm import tqdm
@@ -83,16 +82,6 @@ def choose(options: argparse.Namespace, flag: str, model: str) -> Choice:
     chosen = (model, options.backend, options.dtype, options.kv_format, options.instruction_set)
     given = {name: value for name in _KV_SETTINGS if (value := getattr(options, name, None)) is not None}
     return Choice(flag, *chosen, given)
-
-
-def read_text(path: str) -> str:
-    """A file's text, unchanged. Raises INVALID_FIELD."""
-    try:
-        return Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise invalid("--text", f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise invalid("--text", f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def find_frame(choices: list[Choice], context: int | None, stride: int | None) -> Frame:

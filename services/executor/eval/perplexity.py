@@ -19,7 +19,6 @@ from services.executor.eval.options import (
     load,
     model_line,
     progress,
-    read_text,
     token_count,
 )
 from services.executor.eval.scores import score
@@ -27,6 +26,7 @@ from services.executor.eval.text import tokenize
 from services.executor.eval.windows import Frame
 from services.executor.loader import LoadedModel
 from services.executor.model_flags import add_model_flags
+from services.executor.text_file import read_text
 
 DESCRIPTION = """Measures how well a model predicts a text: the perplexity and what it is made of.
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     logs.configure("eval", "warning", "text")
     with errors_told("perplexity"):
-        text = read_text(options.text)
+        text = read_text("--text", options.text)
         choice = choose(options, "--model", options.model)
         frame = find_frame([choice], options.context, options.stride)
         model = load(choice, options.threads, frame.context)

@@ -16,6 +16,7 @@ from services.common import log as logs
 from services.common.errors import QuireError, Reason, invalid
 from services.executor.models.source import resolve
 from services.executor.quantize.choice import CalibrationSize, Choice, MethodName, ScaleShape
+from services.executor.text_file import read_text
 
 if TYPE_CHECKING:
     from services.executor.quantize.run import Report
@@ -65,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
                 options.scales,
                 _bits_per_weight(options),
             ),
-            text=None if options.calibration is None else _read_text(options.calibration),
+            text=None if options.calibration is None else read_text("--calibration", options.calibration),
             size=CalibrationSize(options.samples, options.context),
             threads=options.threads,
         )
@@ -126,15 +127,6 @@ def _bits_per_weight(options: argparse.Namespace) -> float | None:
     if asked is not None:
         raise invalid("--bits-per-weight", "it is for --auto")
     return None
-
-
-def _read_text(path: str) -> str:
-    try:
-        return Path(path).read_bytes().decode("utf-8")
-    except OSError as error:
-        raise invalid("--calibration", f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise invalid("--calibration", f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 @contextmanager
