@@ -7,6 +7,7 @@ import math
 from quire.v1 import scheduler_pb2
 from services.common.errors import QuireError, Reason
 from services.scheduler.policy import Infeasible
+from services.scheduler.room import asked_tokens
 from services.scheduler.sequence import Request
 from services.scheduler.state import Model, State
 
@@ -73,11 +74,9 @@ def check_deadline(state: State, model: Model, request: Request, now: float) -> 
     speeds = prompt_speeds(state, request.model)
     if not speeds:
         return
-    ahead = model.queue.tokens_ahead(request, request.prompt_length, now)
+    ahead = model.queue.tokens_ahead(request, request.prompt_length, now) + asked_tokens(state, model)
     for executor in state.serving(request.model):
         ahead += sum(len(s.token_ids) - s.computed_length for s in executor.prefilling.values())
-    for asked in state.asked.values():
-        ahead += len(asked.sequence.token_ids) if asked.model is model and asked.sequence is not None else 0
     rate = sum(speeds)
     seconds, left = ahead / rate + request.prompt_length / max(speeds), request.deadline_at - now
     if seconds > left:

@@ -17,7 +17,7 @@ from services.scheduler.lifecycle import count_slots, fail_request, finish, plac
 from services.scheduler.loads import state_loads
 from services.scheduler.queue import order
 from services.scheduler.restate import lose
-from services.scheduler.room import queue_room
+from services.scheduler.room import asked_tokens, queue_room
 from services.scheduler.sequence import Phase, Sequence
 from services.scheduler.state import UNLIMITED, Asked, Executor, Model, State
 
@@ -131,9 +131,7 @@ def _admissions(state: State, now: float) -> list[Ask]:
 
 def _prompt_room(state: State, model: Model, executors: list[Executor]) -> int:
     """Tokens of prompts that may be placed now, beside those that were asked for."""
-    asked = (asked.sequence for asked in state.asked.values() if asked.model is model)
-    room = sum(max(0, queue_room(state, executor)) for executor in executors)
-    return room - sum(len(sequence.token_ids) for sequence in asked if sequence is not None)
+    return sum(max(0, queue_room(state, executor)) for executor in executors) - asked_tokens(state, model)
 
 
 def _candidates(serving: list[Executor]) -> list[Executor]:

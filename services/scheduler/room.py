@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.scheduler.state import Executor, State
+from services.scheduler.state import Executor, Model, State
 
 CHUNKS_IN_FLIGHT = 2
 """Steps ahead for which prefill is granted."""
@@ -34,6 +34,12 @@ def prefill_room(state: State, executor: Executor, budget: int) -> int:
 def queued_tokens(executor: Executor) -> int:
     """Known tokens that wait there to be granted."""
     return sum(len(sequence.token_ids) - sequence.projected_length for sequence in executor.prefilling.values())
+
+
+def asked_tokens(state: State, model: Model) -> int:
+    """Tokens of a model's sequences that the kvmanager was asked to place."""
+    asked = (asked.sequence for asked in state.asked.values() if asked.model is model)
+    return sum(len(sequence.token_ids) for sequence in asked if sequence is not None)
 
 
 def queue_room(state: State, executor: Executor) -> int:
