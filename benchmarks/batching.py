@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.stack import add_stack_flags, engine_flags, quire, stack
+from benchmarks.stack import add_stack_flags, engine_flags, exit_on_failure, quire, stack
 from quire.bench.clients import Client, GrpcClient, Manner
 from quire.bench.load import closed_loop
 from quire.bench.measures import Sample
@@ -95,8 +95,7 @@ async def serve(address: str, batches: Sequence[Sequence[Request]], seed: int) -
         for rows in batches:
             await _send(client, rows, seed, samples)
         seconds = time.monotonic() - started
-    if failed := [sample.error for sample in samples if sample.error]:
-        sys.exit(f"{len(failed)} requests failed: {failed[0]}")
+    exit_on_failure(samples)
     return seconds
 
 

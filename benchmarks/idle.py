@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.stack import add_stack_flags, stack
+from benchmarks.stack import add_stack_flags, exit_on_failure, stack
 from quire.bench.clients import GrpcClient, Manner
 from quire.bench.load import closed_loop
 from quire.bench.measures import Sample
@@ -58,8 +58,7 @@ async def load(address: str, args: argparse.Namespace, number: int) -> None:
     samples: list[Sample] = []
     async with GrpcClient(address, Manner()) as client:
         await closed_loop(client, requests, args.concurrency, number, samples.append)
-    if failed := [sample.error for sample in samples if sample.error is not None]:
-        raise RuntimeError(f"requests failed: {failed[0]}")
+    exit_on_failure(samples)
 
 
 def main(argv: Sequence[str]) -> int:

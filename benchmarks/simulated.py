@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.idle import totals
-from benchmarks.stack import add_stack_flags, engine_flags, quire, stack
+from benchmarks.stack import add_stack_flags, engine_flags, exit_on_failure, quire, stack
 from quire.bench.clients import GrpcClient, Manner
 from quire.bench.load import closed_loop, open_loop
 from quire.bench.measures import Sample, percentile
@@ -54,8 +54,7 @@ async def serve(address: str, requests: Sequence[Request], concurrency: int | No
             await open_loop(client, requests, seed, samples.append)
         else:
             await closed_loop(client, requests, concurrency, seed, samples.append)
-    if failed := [sample.error for sample in samples if sample.error]:
-        sys.exit(f"{len(failed)} requests failed: {failed[0]}")
+    exit_on_failure(samples)
     return samples
 
 

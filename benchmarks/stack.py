@@ -17,12 +17,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.bench.measures import engine_bound
+from quire.bench.measures import Sample, engine_bound
 
 BAR = 0.85  # of the bound
 LEAST_REQUESTS = 8
@@ -67,6 +67,12 @@ def stack(args: argparse.Namespace, environment: dict[str, str], *flags: str) ->
         yield
     finally:
         subprocess.run([*command, "down"], env=environment, check=True)
+
+
+def exit_on_failure(samples: Iterable[Sample]) -> None:
+    """What was measured counts only where every request was answered."""
+    if failed := [sample.error for sample in samples if sample.error is not None]:
+        sys.exit(f"{len(failed)} requests failed: {failed[0]}")
 
 
 def add_stack_flags(parser: argparse.ArgumentParser) -> None:
