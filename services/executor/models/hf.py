@@ -33,8 +33,8 @@ from services.executor.quant.scheme import Label
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
-_TOP = {"model.embed_tokens.weight": "embedding", "model.norm.weight": "final_norm", "lm_head.weight": "head"}
-_LAYER = {
+TOP = {"model.embed_tokens.weight": "embedding", "model.norm.weight": "final_norm", "lm_head.weight": "head"}
+LAYER = {
     "input_layernorm": "attention_norm",
     "post_attention_layernorm": "mlp_norm",
     **{f"self_attn.{part}_proj": part for part in ("q", "k", "v", "o")},
@@ -51,11 +51,11 @@ _Place = tuple[SafetensorsFile, str]
 
 def canonical_name(name: str) -> str | None:
     """The canonical name, or None for buffers that hold no weights."""
-    if name in _TOP:
-        return _TOP[name]
+    if name in TOP:
+        return TOP[name]
     match = _LAYER_NAME.fullmatch(name)
-    if match and match[2] in _LAYER:
-        return f"layers.{int(match[1])}.{_LAYER[match[2]]}" + ("_bias" if match[3] == "bias" else "")
+    if match and match[2] in LAYER:
+        return f"layers.{int(match[1])}.{LAYER[match[2]]}" + ("_bias" if match[3] == "bias" else "")
     return None if _NO_WEIGHTS.fullmatch(name) else name
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from services.executor.models.fields import read_object
 from services.executor.models.gguf_metadata import read_header
 from services.executor.models.gguf_tokenizer import tokenizer_from_gguf
 from services.executor.models.rope import inverse_frequencies
@@ -39,7 +40,7 @@ def model_files(path: Path, spec: ModelSpec, plain_format: str, label: Mapping[s
     """
     if path.is_dir():
         files = {name: (path / name).read_bytes() for name in _COPIED if (path / name).is_file()}
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = read_object(path / "config.json")
     else:
         files, config = _tokenizer_files(path, spec), config_of(spec)
         files["generation_config.json"] = _json(_token_ids(spec))

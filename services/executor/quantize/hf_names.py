@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-_TOP = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
-_LAYER = {
-    "attention_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    **{part: f"self_attn.{part}_proj" for part in ("q", "k", "v", "o")},
-    **{part: f"mlp.{part}_proj" for part in ("gate", "up", "down")},
-}
+from services.executor.models.hf import LAYER, TOP
+
+_TOP = {canonical: stored.removesuffix(".weight") for stored, canonical in TOP.items()}
+_LAYER = {part: module for module, part in LAYER.items()}
 
 
 def module_name(name: str) -> str:
