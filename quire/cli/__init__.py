@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     name = args[0]
     if name not in COMMANDS:
-        print(f"quire: no such command: {name}; `quire --help` lists them", file=sys.stderr)
+        from services.common.flags import meant
+
+        print(f"quire: no such command: {name}{meant(name, COMMANDS)}; `quire --help` lists them", file=sys.stderr)
         return 2
     try:
         status: int = importlib.import_module(f"quire.cli.{name}").run(args[1:])

@@ -12,6 +12,7 @@ import grpc
 
 from quire.client import DEFAULT_TARGET, Client, ClientError, bearer
 from quire.supervisor.rundir import RunDirectory
+from services.common.flags import FlagParser
 
 
 class Failure(Exception):
@@ -20,13 +21,8 @@ class Failure(Exception):
 
 def parser(command: str, description: str, examples: str) -> argparse.ArgumentParser:
     """A parser whose help ends with examples."""
-    return argparse.ArgumentParser(
-        prog=f"quire {command}",
-        description=description,
-        epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.strip().splitlines()),
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    shown = "examples:\n" + "\n".join(f"  {line}" for line in examples.strip().splitlines())
+    return FlagParser(prog=f"quire {command}", description=description, epilog=shown)
 
 
 def add_address(to: argparse.ArgumentParser) -> None:

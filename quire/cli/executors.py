@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
         ("drain", "place nothing new on an executor"),
         ("remove", "forget an executor; what runs there goes on elsewhere"),
     ):
-        action = actions.add_parser(name, help=what, description=what, allow_abbrev=False)
+        action = actions.add_parser(name, help=what, description=what)
         if name != "list":
             action.add_argument("target", metavar="HOST:PORT", help="its address, as the scheduler reaches it")
         add_address(action)

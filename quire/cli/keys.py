@@ -25,7 +25,7 @@ def run(argv: Sequence[str]) -> int:
         "quire keys new acme --json                   key and lines in one object",
     )
     actions = args.add_subparsers(dest="action", required=True, metavar="{new}")
-    new = actions.add_parser("new", help="make a key", description="Makes a key.", allow_abbrev=False)
+    new = actions.add_parser("new", help="make a key", description="Makes a key.")
     new.add_argument("tenant", metavar="TENANT", help="whom the key's requests count for")
     new.add_argument("--admin", action="store_true", help="it may also see the state of all services and change models")
     new.add_argument("--json", action="store_true", help="print a JSON object")

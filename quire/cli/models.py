@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
         ("unload", "NAME", "remove a model from every executor"),
         ("reload", "NAME[=SOURCE]", "read a model's weights again"),
     ):
-        action = actions.add_parser(name, help=what, description=what, allow_abbrev=False)
+        action = actions.add_parser(name, help=what, description=what)
         if argument:
             action.add_argument("model", metavar=argument)
         add_address(action)

@@ -21,6 +21,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from services.common.flags import FlagParser
+
 S = TypeVar("S", bound="ServiceSettings")
 
 
@@ -161,9 +163,8 @@ def load(cls: type[S], role: str, argv: Sequence[str]) -> S:
         'TOML file with lines such as log_level = "debug". Flags win over variables, and those over the file.'
     )
     try:
-        source: Any = CliSettingsSource(
-            Bound, cli_prog_name=f"quire serve {role}", cli_kebab_case=True, cli_hide_none_type=True
-        )
+        parser = FlagParser(prog=f"quire serve {role}", description=Bound.__doc__)
+        source: Any = CliSettingsSource(Bound, root_parser=parser, cli_kebab_case=True, cli_hide_none_type=True)
         settings: S = CliApp.run(Bound, cli_args=args, cli_settings_source=source)
         return settings
     except ValidationError as error:

@@ -18,6 +18,7 @@ from typing import Any
 from quire.v1 import executor_pb2
 from services.common import log as logs
 from services.common.errors import QuireError
+from services.common.flags import FlagParser
 from services.executor.batch import StepLimits
 from services.executor.bench_fit import blocks_needed, machine, measure_steps
 from services.executor.bench_loop import BenchLoop, greedy_sequence
@@ -148,7 +149,7 @@ def _sequence(model: LoadedModel, number: int, prompt: int, output: int) -> exec
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="quire bench engine", description=__doc__)
+    parser = FlagParser(prog="quire bench engine", description=__doc__)
     add_model_flags(parser)
     parser.add_argument("--threads", type=int, default=0, help="compute threads; 0 takes one per CPU")
     parser.add_argument("--batch", type=_counts, default="1,8,16,32", help="batch sizes, with commas")

@@ -83,7 +83,7 @@ def test_tables_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (["--rate", "inf"], "inf is not in"),
         (["--rate", "nan"], "nan is not in"),
         ([*LOAD, "--tenant", ":3"], "is not NAME"),
-        ([*LOAD, "--tenant", "a:b"], "argument --tenant"),
+        ([*LOAD, "--tenant", "a:b"], "--tenant"),
         ([*LOAD, "--grant-ms", "0"], "--grant-ms: Input should be greater than 0"),
         ([*LOAD, "--burstiness", "-1"], "-1 is below 0"),
     ],

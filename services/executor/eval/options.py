@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from tqdm import tqdm
 
 from services.common.errors import QuireError, Reason, invalid
+from services.common.flags import FlagParser
 from services.common.kv_policy import NAMES
 from services.executor.eval.compute import STEP_TOKENS
 from services.executor.eval.drawn import DRAWN_TOKENS, draw_passages
@@ -42,13 +43,7 @@ class Choice:
 
 def base_parser(kind: str, description: str, examples: str) -> argparse.ArgumentParser:
     """A parser with the flags that all evaluations take beside those of models; its help ends with examples."""
-    parser = argparse.ArgumentParser(
-        prog=f"quire eval {kind}",
-        description=description,
-        epilog=examples,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = FlagParser(prog=f"quire eval {kind}", description=description, epilog=examples)
     parser.add_argument("--threads", type=_natural, default=0, metavar="N", help="compute threads; 0 takes one per CPU")
     parser.add_argument(
         "--context", type=_at_least_two, metavar="N", help=f"tokens per window (default: {DEFAULT_CONTEXT})"

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from services.common import log as logs
 from services.common.errors import QuireError, Reason, invalid
+from services.common.flags import FlagParser
 from services.executor.models.source import resolve
 from services.executor.quantize.choice import CalibrationSize, Choice, MethodName, ScaleShape
 from services.executor.text_file import read_text
@@ -79,13 +80,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="quire quantize",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = FlagParser(prog="quire quantize", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("model", metavar="MODEL", help="folder, .gguf file, hub id or catalogue entry")
     parser.add_argument("--out", required=True, metavar="DIR", help="an empty or new folder, or an unfinished one")
     parser.add_argument("--method", choices=get_args(MethodName), default="gptq", help="(default: gptq)")

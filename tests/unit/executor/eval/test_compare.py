@@ -169,13 +169,13 @@ def test_models_that_read_the_text_otherwise_are_refused(
 @pytest.mark.parametrize(
     ("flags", "status", "said"),
     [
-        ([], 2, "error: the following arguments are required: MODEL"),
+        ([], 2, "the following arguments are required: MODEL"),
         (["absent"], 1, "MODEL: no model 'absent'"),
         (["./plain", "./plain"], 2, "MODEL: one is named twice"),
         (["./plain", "--reference", "absent"], 1, "--reference: no model 'absent'"),
         (["./plain", "--text", "absent.txt"], 2, "--text: absent.txt: No such file or directory"),
         (["./plain", "--context", "2000"], 2, "--context: 2000 is beyond the 1024 tokens"),
-        (["./plain", "--tokens", "0"], 2, "error: argument --tokens: 0 is less than 1"),
+        (["./plain", "--tokens", "0"], 2, "--tokens: 0 is less than 1"),
         (["./plain", "--tokens", "9", "--plot", "what.ever"], 2, "--plot: what.ever: the name must end with one of "),
         (["./plain", "--plot", "absent/it.png"], 2, "--plot: absent/it.png: no such folder"),
     ],

@@ -133,21 +133,21 @@ def test_what_is_printed(tmp_path: Path, text: Path, capsys: pytest.CaptureFixtu
         (["--context", "64", "--stride", "65"], 2, "--stride: 65 would skip tokens; at most the context, 64"),
         (["--model", "absent"], 1, "--model: no model 'absent'"),
         (["--model", "."], 1, "--model: . is no model folder: it has no config.json"),
-        (["--context", "1"], 2, "argument --context: 1 is less than 2"),
-        (["--context", "x"], 2, "argument --context: invalid"),
-        (["--kv", "cold"], 2, "argument --kv: invalid choice: 'cold'"),
-        (["--kv-hot-tokens", "0"], 2, "argument --kv-hot-tokens: 0 is less than 1"),
+        (["--context", "1"], 2, "--context: 1 is less than 2"),
+        (["--context", "x"], 2, "--context: invalid"),
+        (["--kv", "cold"], 2, "--kv: invalid choice: 'cold'"),
+        (["--kv-hot-tokens", "0"], 2, "--kv-hot-tokens: 0 is less than 1"),
         (["--kv", "hot+warm+cold", "--kv-warm-tokens", "600"], 2, "--kv-warm-tokens: "),
         (["--kv", "hot+warm", "--kv-hot-tokens", "9999999999"], 2, "--kv-hot-tokens: "),
-        (["--stride", "0"], 2, "argument --stride: 0 is less than 1"),
-        (["--tokens", "0"], 2, "argument --tokens: 0 is less than 1"),
-        (["--threads", "-1"], 2, "argument --threads: -1 is less than 0"),
-        (["--backend", "abacus"], 2, "argument --backend: invalid choice: 'abacus'"),
-        (["--dtype", "fp13"], 2, "argument --dtype: invalid choice: 'fp13'"),
-        (["--kv-format", "fp13"], 2, "argument --kv-format: invalid choice: 'fp13'"),
+        (["--stride", "0"], 2, "--stride: 0 is less than 1"),
+        (["--tokens", "0"], 2, "--tokens: 0 is less than 1"),
+        (["--threads", "-1"], 2, "--threads: -1 is less than 0"),
+        (["--backend", "abacus"], 2, "--backend: invalid choice: 'abacus'"),
+        (["--dtype", "fp13"], 2, "--dtype: invalid choice: 'fp13'"),
+        (["--kv-format", "fp13"], 2, "--kv-format: invalid choice: 'fp13'"),
         (["--dtype", "bf16", "--kv-format", "fp32"], 1, "--model: kv_format: the torch backend"),
         (["--instruction-set", "avx2"], 1, "--model: instruction_set: the torch backend has none to choose from"),
-        (["--tempo", "3"], 2, "unrecognized arguments: --tempo 3"),
+        (["--tempo", "3"], 2, "no such flag: --tempo"),
     ],
 )
 def test_bad_flags_are_named(
@@ -165,7 +165,7 @@ def test_bad_flags_are_named(
     Path("empty.txt").write_text("")
     found, line = refusal("perplexity", "--model", "./model", "--text", "good.txt", *flags)
     assert found == status
-    assert f"quire eval perplexity: {said}" in line or f"quire eval perplexity: error: {said}" in line
+    assert f"quire eval perplexity: {said}" in line
 
 
 def test_the_text_is_required(refusal: Callable[..., tuple[int, str]]) -> None:
