@@ -6,6 +6,7 @@ A catalogue name wins over a folder of the same name; write ./name for the folde
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,10 +100,11 @@ def _from_hub(repo: str, file: str | None) -> Path:
 
 @contextmanager
 def _hub_errors(repo: str) -> Iterator[None]:
-    """Failures of the hub as errors of ours."""
-    import httpx
+    """Failures of the hub as errors of ours; of its client's word on each attempt, one line."""
     from huggingface_hub import errors
 
+    attempts, one_line = logging.getLogger("huggingface_hub.utils._http"), _OneLine(repo)
+    attempts.addFilter(one_line)
     try:
         yield
     except (errors.RepositoryNotFoundError, errors.RemoteEntryNotFoundError, errors.HFValidationError) as error:
@@ -111,8 +113,25 @@ def _hub_errors(repo: str) -> Iterator[None]:
         raise QuireError(
             Reason.MODEL_LOAD_FAILED, f"model {repo} is not in the hub's cache and the hub cannot be reached"
         ) from error
-    except (errors.HfHubHTTPError, httpx.HTTPError, OSError) as error:
+    except (errors.HTTPError, OSError) as error:  # type: ignore[attr-defined]  # of whichever library its client uses
         raise QuireError(Reason.MODEL_LOAD_FAILED, f"model {repo}: {_first_line(error)}") from error
+    finally:
+        attempts.removeFilter(one_line)
+
+
+class _OneLine(logging.Filter):
+    """Says once that the hub does not answer, instead of all that is logged."""
+
+    def __init__(self, repo: str) -> None:
+        super().__init__()
+        self._repo, self._said = repo, False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if self._said:
+            return False
+        self._said = True
+        record.msg, record.args = f"the hub does not answer for {self._repo}; trying again", ()
+        return True
 
 
 def _is_complete(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,22 @@ def test_a_snapshot_with_missing_shards_is_not_taken_for_whole(tmp_path: Path) -
     assert not source._is_complete(snapshot)
     (snapshot / "model-2.safetensors").write_bytes(b"")
     assert source._is_complete(snapshot)
+
+
+def test_a_hub_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the hub's own client and its retries, and nobody at its address."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    said: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    chatter = logging.getLogger("huggingface_hub")
+    chatter.addHandler(listener)
+    try:
+        error = failure_of("org/name:file.gguf")
+    finally:
+        chatter.removeHandler(listener)
+    assert error.reason is Reason.MODEL_LOAD_FAILED
+    assert "\n" not in error.message
+    assert said == ["the hub does not answer for org/name; trying again"]
