@@ -15,6 +15,7 @@ from tqdm import tqdm
 from quire.cli.common import Failure, failures, parser
 from quire.cli.tables import align
 from services.common.errors import QuireError
+from services.common.plots import check_plot
 from services.common.sizes import format_size, parse_size
 from services.kvmanager.eviction import POLICIES
 from services.kvmanager.replay import (
@@ -61,11 +62,11 @@ def run(argv: Sequence[str]) -> int:
     if args.memory and not args.model:
         top.error("--memory needs --model: a token's bytes depend on it")
     with failures("simulate"):
-        if args.plot:
-            _check_plot()
         try:
+            if args.plot:
+                check_plot(args.plot)
             requests = read_trace(args.trace)[: args.requests]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, QuireError) as error:
             raise Failure(str(error)) from None
         bytes_per_block = _block_bytes(args.model, args.block_size) if args.model else None
         report = _simulate(args, requests, bytes_per_block)
@@ -172,13 +173,6 @@ def _table(report: dict[str, Any]) -> str:
         f"{report['distinct_blocks']:,} different blocks of {report['block_size']} tokens; policy {report['policy']}"
     )
     return f"{head}\n{align(rows, right=range(8))}"
-
-
-def _check_plot() -> None:
-    try:
-        import matplotlib  # noqa: F401  # only whether it is there, before the work begins
-    except ImportError:
-        raise Failure("--plot needs matplotlib: pip install matplotlib") from None
 
 
 def _plot(report: dict[str, Any], path: Path) -> None:

@@ -22,6 +22,8 @@ from quire.simulation.run import Run, simulate
 from quire.simulation.service import Latencies
 from quire.simulation.table import table
 from quire.simulation.world import Scenario
+from services.common.errors import QuireError
+from services.common.plots import check_plot
 from services.executor.cost_model import Machine
 from services.scheduler.settings import SchedulerSettings
 
@@ -58,11 +60,11 @@ def run(argv: Sequence[str]) -> int:
         problem = error.errors()[0]
         top.error(f"--{'-'.join(map(str, problem['loc'])).replace('_', '-')}: {problem['msg']}")
     with failures("simulate"):
-        if args.plot:
-            _check_plot()
         try:
+            if args.plot:
+                check_plot(args.plot)
             scenario = _scenario(args)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, QuireError) as error:
             raise Failure(str(error)) from None
         runs = [_run(scenario, policies.policy(name, settings), args) for name in args.policy]
         if args.plot:
@@ -235,13 +237,6 @@ def _describe(args: argparse.Namespace, scenario: Scenario) -> dict[str, Any]:
         "concurrency": args.concurrency,
         "seed": args.seed,
     }
-
-
-def _check_plot() -> None:
-    try:
-        import matplotlib  # noqa: F401  # only whether it is there, before the work begins
-    except ImportError:
-        raise Failure("--plot needs matplotlib: pip install matplotlib") from None
 
 
 def _plot(runs: Sequence[Run], path: Path) -> None:

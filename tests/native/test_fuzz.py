@@ -32,7 +32,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def truth(path: Path) -> TorchBackend:
-    backend = TorchBackend.load(path, dtype="fp32", threads=1, context_length=None, device="cpu")
+    backend = TorchBackend.load(open_checkpoint(path), dtype="fp32", threads=1, context_length=None, device="cpu")
     backend.allocate_kv(KvShape(BLOCK, backend.kv_block_bytes(BLOCK), BLOCKS))
     return backend
 

@@ -34,7 +34,7 @@ def load_backend(path: Path, settings: ExecutorSettings) -> Loaded:
     checkpoint = open_checkpoint(path)
     threads = settings.threads or len(os.sched_getaffinity(0))
     if not uses_cpu_backend(settings, _cpu_refusal, lambda: bool(cuda_devices()) and _torch_has_cuda()):
-        return _load_torch(path, checkpoint, settings, threads)
+        return _load_torch(checkpoint, settings, threads)
     return _load_cpu(checkpoint, settings, threads)
 
 
@@ -109,7 +109,7 @@ def _own_memory_limit() -> int:
     return measure().available // 2 if read_topology().is_confined else 0
 
 
-def _load_torch(path: Path, checkpoint: Checkpoint, settings: ExecutorSettings, threads: int) -> Loaded:
+def _load_torch(checkpoint: Checkpoint, settings: ExecutorSettings, threads: int) -> Loaded:
     if importlib.util.find_spec("torch") is None:
         raise load_failed("the torch backend needs PyTorch, which is not installed (pip install 'quire-llm[torch]')")
     from services.executor.openmp import yield_soon
@@ -117,7 +117,9 @@ def _load_torch(path: Path, checkpoint: Checkpoint, settings: ExecutorSettings, 
     yield_soon()
     from services.executor.backends.torch_backend import TorchBackend
 
-    backend = TorchBackend.load(path, dtype=settings.dtype, threads=threads, context_length=settings.context_length)
+    backend = TorchBackend.load(
+        checkpoint, dtype=settings.dtype, threads=threads, context_length=settings.context_length
+    )
     if settings.kv_format not in ("auto", backend.kv_format):
         raise load_failed(
             f"kv_format: the torch backend keeps keys and values as {backend.kv_format}, like its weights"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,9 +28,10 @@ from services.executor.backends.torch_model import Batch, TorchModel
 from services.executor.backends.torch_rows import find_row_sizes
 from services.executor.backends.torch_weights import ModelWeights, load_weights
 from services.executor.kv_bytes import KvDims, block_bytes
-from services.executor.models.checkpoint import open_checkpoint, with_context_length
+from services.executor.models.checkpoint import with_context_length
 from services.executor.models.rope import inverse_frequencies, rotation_table
 from services.executor.models.spec import ModelSpec
+from services.executor.models.weights import Checkpoint
 from services.executor.sampling.torch_sampler import sample, score_prompt
 
 log = logging.getLogger("quire.executor")
@@ -62,9 +62,9 @@ class TorchBackend:
 
     @classmethod
     def load(
-        cls, path: Path, *, dtype: str, threads: int, context_length: int | None, device: str = "auto"
+        cls, checkpoint: Checkpoint, *, dtype: str, threads: int, context_length: int | None, device: str = "auto"
     ) -> TorchBackend:
-        """Loads a model folder or .gguf file.
+        """Loads a model.
 
         `dtype` is fp32, bf16, fp16 or auto (bf16 where the device multiplies it, else fp32), `threads` 0 leaves torch's
         setting, `device` is auto, cpu or cuda. Raises MODEL_LOAD_FAILED, or INVALID_FIELD for a context length beyond
@@ -75,7 +75,6 @@ class TorchBackend:
         place = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
         if dtype == "auto":
             dtype = "bf16" if place.type != "cpu" or multiplies_bf16() else "fp32"
-        checkpoint = open_checkpoint(path)
         spec = with_context_length(checkpoint.spec, context_length)
         narrow_on_cpu = place.type == "cpu" and dtype != "fp32" and not (dtype == "bf16" and multiplies_bf16())
         vector_dtype = torch.float32 if narrow_on_cpu else _DTYPES[dtype]

@@ -12,6 +12,7 @@ from typing import Any
 
 from services.common import log as logs
 from services.common.errors import invalid
+from services.common.plots import check_plot
 from services.executor.batch import StepLimits
 from services.executor.bench import Point, fastest
 from services.executor.bench import measure as measure_speed
@@ -70,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         choices.insert(0, choose(options, "--reference", options.reference))
     with errors_told("compare"):
         if options.plot is not None:
-            _check_plot(options.plot)
+            check_plot(options.plot)
         text = None if options.text is None else read_text("--text", options.text)
         frame = find_frame(choices, options.context, options.stride)
         _check_vocabularies(choices)
@@ -190,19 +191,6 @@ def _stated(pair: Difference) -> dict[str, Any]:
 
 def _ends(interval: Interval | None) -> list[float] | None:
     return None if interval is None else [interval.low, interval.high]
-
-
-def _check_plot(path: Path) -> None:
-    """Before the work begins. Raises INVALID_FIELD."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise invalid("--plot", "needs matplotlib: pip install matplotlib") from None
-    known = Figure().canvas.get_supported_filetypes()
-    if path.suffix.removeprefix(".") not in known:
-        raise invalid("--plot", f"{path}: the name must end with one of {', '.join(sorted(known))}")
-    if not path.absolute().parent.is_dir():
-        raise invalid("--plot", f"{path}: no such folder")
 
 
 def _plot(report: dict[str, Any], path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from services.common.errors import QuireError, Reason
 from services.executor.backends.base import KvShape, PromptScoreRows, SampleRow, SamplingRule, StepInputs
 from services.executor.backends.torch_backend import TorchBackend
+from services.executor.models.checkpoint import open_checkpoint
 from tests.fixtures.models import LLAMA3_SCALING, make_rand_model, reference_logits
 from tests.unit.executor.torch_runs import BLOCK_SIZE, Runs, token_ids
 
@@ -17,6 +18,10 @@ BUDGET = {"fp32": 2e-4, "bf16": 0.35, "fp16": 0.05}
 """Largest difference of a logit; logits reach about 10."""
 
 LLAMA3 = LLAMA3_SCALING | {"rope_theta": 10000.0}
+
+
+def load(path: Path, *, dtype: str = "fp32", context_length: int | None = None) -> TorchBackend:
+    return TorchBackend.load(open_checkpoint(path), dtype=dtype, threads=1, context_length=context_length, device="cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +125,7 @@ def test_copied_blocks_serve_another_sequence(tmp_path: Path) -> None:
 
 def test_samples_for_itself(tmp_path: Path) -> None:
     path = make_rand_model(tmp_path)
-    backend = TorchBackend.load(path, dtype="fp32", threads=1, context_length=100, device="cpu")
+    backend = load(path, context_length=100)
     assert backend.spec.context_length == 100
     backend.allocate_kv(KvShape(8, backend.kv_block_bytes(8), 4))
     ids = token_ids(1, 13, backend.spec.vocab_size)
@@ -134,7 +139,7 @@ def test_samples_for_itself(tmp_path: Path) -> None:
 
 
 def test_a_step_may_sample_nothing(tmp_path: Path) -> None:
-    backend = TorchBackend.load(make_rand_model(tmp_path), dtype="fp32", threads=1, context_length=None, device="cpu")
+    backend = load(make_rand_model(tmp_path))
     backend.allocate_kv(KvShape(8, backend.kv_block_bytes(8), 4))
     arrays = [np.array(values, np.int32) for values in ([1, 2], [0, 1], [0, 2], [2], [[3]])]
     assert backend.step(StepInputs(*arrays, [])).sampled == []
@@ -143,7 +148,7 @@ def test_a_step_may_sample_nothing(tmp_path: Path) -> None:
 def test_logits_of_any_rows(tmp_path: Path) -> None:
     """A whole step: rows in the order asked for, and KV that later steps see."""
     path = make_rand_model(tmp_path)
-    backend = TorchBackend.load(path, dtype="fp32", threads=1, context_length=None, device="cpu")
+    backend = load(path)
     backend.allocate_kv(KvShape(8, backend.kv_block_bytes(8), 8))
     first, second = [*b"one text"], [*b"another"]
     of_first, of_second = reference_logits(path, first), reference_logits(path, second)
@@ -164,7 +169,7 @@ def test_logits_of_any_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "size"), [("fp32", 4), ("bf16", 2), ("fp16", 2)])
 def test_block_bytes_are_what_is_allocated(tmp_path: Path, dtype: str, size: int) -> None:
-    backend = TorchBackend.load(make_rand_model(tmp_path), dtype=dtype, threads=1, context_length=None, device="cpu")
+    backend = load(make_rand_model(tmp_path), dtype=dtype)
     assert backend.kv_block_bytes(8) == 2 * 2 * 2 * 16 * 8 * size  # layers, keys and values, heads, width, slots
     backend.allocate_kv(KvShape(8, backend.kv_block_bytes(8), 5))
     assert backend._kv is not None
@@ -172,7 +177,7 @@ def test_block_bytes_are_what_is_allocated(tmp_path: Path, dtype: str, size: int
 
 
 def test_auto_names_a_real_format(tmp_path: Path) -> None:
-    backend = TorchBackend.load(make_rand_model(tmp_path), dtype="auto", threads=1, context_length=None, device="cpu")
+    backend = load(make_rand_model(tmp_path), dtype="auto")
     assert backend.dtype in ("fp32", "bf16")
     assert backend.dtype in backend.numerics
 
@@ -180,7 +185,7 @@ def test_auto_names_a_real_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize("length", [0, 1025])
 def test_refuses_a_context_beyond_the_models(tmp_path: Path, length: int) -> None:
     with pytest.raises(QuireError, match="context_length") as error:
-        TorchBackend.load(make_rand_model(tmp_path), dtype="fp32", threads=1, context_length=length, device="cpu")
+        load(make_rand_model(tmp_path), context_length=length)
     assert error.value.reason is Reason.INVALID_FIELD
 
 
@@ -192,7 +197,7 @@ def test_not_finite_weights_are_named(tmp_path: Path) -> None:
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = np.inf
     save_file(tensors, path / "model.safetensors")
     with pytest.raises(QuireError, match=r"layers\.1\.up holds NaN or infinity") as error:
-        TorchBackend.load(path, dtype="fp32", threads=1, context_length=None, device="cpu")
+        load(path)
     assert error.value.reason is Reason.MODEL_LOAD_FAILED
 
 
@@ -204,4 +209,4 @@ def test_large_finite_weights_pass(tmp_path: Path) -> None:
     tensors = load_file(path / "model.safetensors")
     tensors["model.embed_tokens.weight"][:2, :2] = 3e38
     save_file(tensors, path / "model.safetensors")
-    TorchBackend.load(path, dtype="fp32", threads=1, context_length=None, device="cpu")
+    load(path)

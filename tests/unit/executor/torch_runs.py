@@ -11,6 +11,7 @@ import torch
 from services.executor.backends import torch_backend
 from services.executor.backends.base import KvShape, PromptScoreRows, Sampled, SampleRow, SamplingRule, StepInputs
 from services.executor.backends.torch_backend import TorchBackend
+from services.executor.models.checkpoint import open_checkpoint
 
 BLOCK_SIZE = 16
 BLOCKS_EACH = 24
@@ -21,7 +22,9 @@ class Runs:
     """A loaded backend whose KV starts out as NaN, and the sequences that were fed to it."""
 
     def __init__(self, path: Path, dtype: str = "fp32", threads: int = 1) -> None:
-        self.backend = TorchBackend.load(path, dtype=dtype, threads=threads, context_length=None, device="cpu")
+        self.backend = TorchBackend.load(
+            open_checkpoint(path), dtype=dtype, threads=threads, context_length=None, device="cpu"
+        )
         count = BLOCKS_EACH * MOST_SEQUENCES
         self.backend.allocate_kv(KvShape(BLOCK_SIZE, self.backend.kv_block_bytes(BLOCK_SIZE), count))
         assert self.backend._kv is not None
