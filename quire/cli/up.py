@@ -21,7 +21,8 @@ EXAMPLES = f"""
 quire up                                        the small model {DEFAULT_MODEL}
 quire up --model ~/models/my-llama              a Hugging Face folder or a .gguf file of your own
 quire up --model a=owner/name --model b=b.gguf  two models, with names of your choice
-quire up --detach && quire status               in the background"""
+quire up --detach && quire status               in the background
+QUIRE_RUN_DIR=~/two quire up --port-base 7000   a second one beside the first"""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -31,6 +32,8 @@ def run(argv: Sequence[str]) -> int:
         chosen = _options(given)
     except ValueError as error:
         args.error(str(error))
+    if given.json and not given.detach:
+        args.error("--json needs --detach: otherwise the log is printed")
     if chosen.profile is not None:
         print(f"quire up: {describe_profile(chosen)}", file=sys.stderr)
     options = apply_profile(chosen)
@@ -123,7 +126,9 @@ def _parser() -> argparse.ArgumentParser:
         "--drain-seconds", type=float, default=30.0, help="how long running streams may finish at the end (default: 30)"
     )
     add("--log-file", type=Path, help=argparse.SUPPRESS)
-    ports = args.add_argument_group("ports", "on 127.0.0.1")
+    ports = args.add_argument_group(
+        "ports", "on 127.0.0.1; the variable QUIRE_RUN_DIR names the folder of a second run"
+    )
     default = Ports()
     ports.add_argument("--port-base", type=int, metavar="PORT", help="put all ports in a row from here on")
     ports.add_argument("--grpc-port", type=int, metavar="PORT", help=f"the public gRPC API (default: {default.grpc})")

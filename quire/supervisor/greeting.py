@@ -49,13 +49,15 @@ async def wait_for_model(target: str, names: list[str], api_key: str) -> None:
             await asyncio.sleep(0.05)
 
 
-def where_to_connect(state: RunState) -> str:
-    """The lines that say how to use the run."""
+def where_to_connect(state: RunState, is_locked: bool) -> str:
+    """The lines that say how to use the run. `is_locked`: callers must show an API key."""
+    keys = ["  API keys    callers need one: --api-key KEY, or the variable QUIRE_API_KEY"] if is_locked else []
     return "\n".join(
         [
             f"Quire serves {', '.join(state.models)}.",
             f"  gRPC        {state.grpc}   (quire.v1.InferenceService, with reflection)",
             f"  OpenAI API  {state.http}/v1",
+            *keys,
             f"  log         {state.log}",
             '  try         quire chat    or    quire generate "Once upon a time"',
             "  stop        quire down",

@@ -72,24 +72,27 @@ def run_foreground(
 
 async def greet(state: RunState, out: TextIO | None, *, demo: bool) -> None:
     """Waits until the models can be asked for, then shows them. Asks with the API key of $QUIRE_API_KEY, if any."""
-    api_key = os.environ.get("QUIRE_API_KEY", "")
+    api_key, is_locked = os.environ.get("QUIRE_API_KEY", ""), False
     try:
         async with asyncio.timeout(MODELS_APPEAR_SECONDS):
             await greeting.wait_for_model(state.grpc, state.models, api_key)
         if out is not None and demo:
             await greeting.first_answer(state.grpc, state.models[0], api_key, out)
     except (grpc.aio.AioRpcError, TimeoutError, ValueError) as error:
-        # The services are up and say so; the log shows what is wrong with this request.
-        print(f"quire up: the first request failed: {_in_words(error)}", file=sys.stderr)
+        is_locked = not api_key and _asks_for_key(error)
+        if not is_locked:  # the services are up and say so; the log shows what is wrong with this request
+            print(f"quire up: the first request failed: {_in_words(error)}", file=sys.stderr)
     if out is not None:
-        print(f"\n{greeting.where_to_connect(state)}\n", file=out, flush=True)
+        print(f"\n{greeting.where_to_connect(state, is_locked)}\n", file=out, flush=True)
+
+
+def _asks_for_key(error: Exception) -> bool:
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 def _in_words(error: Exception) -> str:
     if not isinstance(error, grpc.aio.AioRpcError):
         return str(error) or "no answer in time"
-    if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-        return "it needs an API key, from the variable QUIRE_API_KEY"
     return error.details() or error.code().name
 
 
@@ -145,4 +148,7 @@ def _node_cores(options: UpOptions) -> dict[int, int]:
 
 
 def _already_up(live: RunState) -> str:
-    return f"already up (process {live.pid}, gRPC on {live.grpc}); `quire status` shows it, `quire down` ends it"
+    return (
+        f"already up (process {live.pid}, gRPC on {live.grpc}); `quire status` shows it, `quire down` ends it\n"
+        "a second one beside it needs a folder and ports of its own: QUIRE_RUN_DIR=FOLDER quire up --port-base PORT"
+    )

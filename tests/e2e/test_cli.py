@@ -121,6 +121,7 @@ def test_a_second_up_is_refused(cli: Cli) -> None:
     done = cli.up(check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("quire up: already up (process ")
+    assert "QUIRE_RUN_DIR=FOLDER quire up --port-base PORT" in done.stderr
 
 
 def test_models_come_and_go(cli: Cli) -> None:

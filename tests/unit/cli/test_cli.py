@@ -23,6 +23,8 @@ def test_every_command_has_help_with_examples(command: str, capsys: pytest.Captu
 def test_wrong_use_is_status_2_and_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["fly"]) == 2
     assert capsys.readouterr().err == "quire: no such command: fly; `quire --help` lists them\n"
+    assert cli.main(["chta"]) == 2
+    assert capsys.readouterr().err == "quire: no such command: chta; did you mean chat?; `quire --help` lists them\n"
     assert cli.main([]) == 2
     assert cli.main(["serve", "cook"]) == 2
     assert cli.main(["bench", "cook"]) == 2
@@ -72,3 +74,10 @@ def test_messages_become_plain_data() -> None:
     assert data["bos_token_id"] is None
     pool = plain(types_pb2.BlockPool(tier=types_pb2.TIER_DEVICE))
     assert pool["tier"] == "TIER_DEVICE"
+
+
+def test_json_of_up_needs_detach(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["up", "--json"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("quire up: --json needs --detach")

@@ -1,7 +1,10 @@
+import os
 import socket
+from pathlib import Path
 
 from quire.supervisor import ports
-from quire.supervisor.layout import LIVENESS, ServiceSpec, lay_out
+from quire.supervisor.layout import LIVENESS, PortUse, ServiceSpec, lay_out
+from quire.supervisor.listeners import Listener, listeners
 from quire.supervisor.options import ModelChoice, Ports, UpOptions
 from services.common.settings import load
 from services.scheduler.settings import SchedulerSettings
@@ -66,15 +69,48 @@ def test_no_port_is_used_twice() -> None:
     assert len(used) == len(set(used)) == 2 * (3 + 7) + 1
 
 
-def test_a_taken_port_is_named_with_service_and_flag() -> None:
+def test_a_taken_port_is_named_with_its_holder_and_flag() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        specs = lay_out(UpOptions(ports=Ports(http=port, grpc=70000)), 2)
-        found = ports.problems(specs)
-    assert f"gateway HTTP port {port} is taken by another program; free it or choose another with --http-port" in found
-    assert "gateway gRPC port 70000 is not in 1..65535; change it with --grpc-port" in found
+        service = ServiceSpec("gateway", "gateway", (), "", (PortUse(port, "--http-port", "HTTP"),))
+        far = ServiceSpec("scheduler", "scheduler", (), "", (PortUse(70000, "--scheduler-port", "gRPC"),))
+        found = ports.problems([service, far])
+    assert found[0] == "scheduler gRPC port 70000 is not in 1..65535; change it with --scheduler-port"
+    assert found[1].startswith(f"port {port} is taken by ")
+    assert found[1].endswith(f" (process {os.getpid()}); --http-port PORT moves it, --port-base PORT moves all ports")
+    assert len(found) == 2
+
+
+def test_many_taken_ports_are_one_line() -> None:
+    taken = [PortUse(port, "--flag", "gRPC") for port in (50053, 8000, 50051, 50052, 9101)]
+    holders = [Listener(7, "Quire"), Listener(8, "nginx"), Listener(9, "Quire")]
+    moved = "--port-base PORT moves all ports"
+    assert ports.describe_taken(taken, holders) == (
+        f"ports 8000, 9101, 50051-50053 are taken by Quire (processes 7, 9) and nginx (process 8); {moved}"
+    )
+    assert ports.describe_taken(taken[:2], []) == f"ports 8000, 50053 are taken; {moved}"
+
+
+def test_who_listens_is_read_from_proc(tmp_path: Path) -> None:
+    table = "  sl  local_address rem_address   st ...\n"
+    for line, (address, state, inode) in enumerate([("0100007F:1F90", "0A", 71), ("0100007F:1F90", "01", 72)]):
+        table += (
+            f"   {line}: {address} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000  1000 0 {inode} 1\n"
+        )
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "tcp").write_text(table)
+    programs = [(5, "python3", "python3\0-m\0quire.cli\0serve\0", 71), (6, "curl", "curl\0", 72), (7, "nginx", "", 71)]
+    for pid, name, command, inode in programs:
+        (tmp_path / str(pid) / "fd").mkdir(parents=True)
+        (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
+        (tmp_path / str(pid) / "cmdline").write_text(command)
+        (tmp_path / str(pid) / "fd" / "3").symlink_to(f"socket:[{inode}]")
+    (tmp_path / "8").mkdir()  # of somebody else
+    assert listeners([8080], tmp_path) == [Listener(5, "Quire"), Listener(7, "nginx")]
+    assert listeners([80], tmp_path) == []
+    assert listeners([8080], tmp_path / "absent") == []
 
 
 def test_a_port_given_twice_is_named() -> None:
