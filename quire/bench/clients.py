@@ -18,6 +18,7 @@ from quire.client import bearer
 from quire.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 
 CONNECT_SECONDS = 10.0
+MESSAGE_BYTES = 200  # of a refusal in no known form
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class GrpcClient:
                 if message.HasField("usage"):
                     sample.prompt_tokens = message.usage.prompt_tokens
         except grpc.aio.AioRpcError as error:
-            sample.error = error.code().name
+            sample.error, sample.error_message = error.code().name, error.details() or ""
         sample.end = time.monotonic()
         sample.output_tokens = sum(sample.token_counts)
         if sample.error is None and not sample.output_tokens:
@@ -147,16 +148,25 @@ class OpenAIClient:
             async with self._http.stream("POST", url, json=body, headers=key) as answer:
                 if answer.status_code != httpx.codes.OK:
                     sample.error = f"HTTP_{answer.status_code}"
+                    sample.error_message = _message(await answer.aread())
                 else:
                     await _read_events(answer, sample)
         except (httpx.HTTPError, ValueError) as error:
-            sample.error = type(error).__name__
+            sample.error, sample.error_message = type(error).__name__, str(error)
         sample.end = time.monotonic()
         # A server that reports no usage is taken to send a token a message.
         sample.output_tokens = sample.output_tokens or len(sample.arrivals)
         if sample.error is None and not sample.output_tokens:
             sample.error = "EMPTY_ANSWER"
         return sample
+
+
+def _message(body: bytes) -> str:
+    """What a refusal says, in the form of OpenAI's API or any other."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:MESSAGE_BYTES].decode(errors="replace")
 
 
 def _target_headers(manner: Manner) -> dict[str, str]:
@@ -175,6 +185,7 @@ async def _read_events(answer: httpx.Response, sample: Sample) -> None:
         content = json.loads(event)
         if content.get("error"):
             sample.error = str(content["error"].get("code") or content["error"].get("type") or "ERROR")
+            sample.error_message = str(content["error"].get("message") or "")
             return
         if usage := content.get("usage"):
             sample.output_tokens, sample.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]

@@ -23,6 +23,7 @@ class Sample:
     output_tokens: int = 0
     prompt_tokens: int = 0
     error: str | None = None
+    error_message: str = ""  # what the server said of it
     caller: int = 0  # index of the API key that asked
 
 
@@ -64,6 +65,7 @@ def summarize(samples: Sequence[Sample]) -> dict[str, Any]:
         "requests": len(samples),
         "errors": len(samples) - len(good),
         "error_kinds": dict(Counter(sample.error for sample in samples if sample.error is not None)),
+        "error_messages": {s.error: s.error_message for s in reversed(samples) if s.error and s.error_message},
         "duration_s": round(duration, 4),
         "prompt_tokens": prompt_tokens,
         "output_tokens": output_tokens,

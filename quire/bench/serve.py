@@ -29,7 +29,9 @@ quire bench serve --api openai --base-url http://127.0.0.1:8000/v1 --concurrency
 quire bench serve --api-keys qk-a,qk-b --concurrency 16     two tenants in turn
 """
 NOTE = """Prompts are random common words, about a token each; the report gives the server's own count.
-gap_ms is the time between messages; itl_ms divides it by the tokens that the later message brought."""
+gap_ms is the time between messages; itl_ms divides it by the tokens that the later message brought.
+
+The exit status is 0 where any request was answered, 1 where none was, 2 for wrong use."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,8 +82,14 @@ def main(argv: Sequence[str]) -> int:
     report = _describe(args) | summarize(samples)
     if args.api_keys:
         report["by_key"] = [summarize([s for s in samples if s.caller == at]) for at in range(len(args.api_keys))]
-    print(json.dumps(report) if args.json else _table(report))
-    return 0 if report["errors"] < report["requests"] else 1
+    is_served = report["errors"] < report["requests"]
+    if args.json:
+        print(json.dumps(report))
+    elif is_served:
+        print(_table(report))
+    if not is_served:
+        print(f"quire bench serve: no request was answered: {'; '.join(_failures(report))}", file=sys.stderr)
+    return 0 if is_served else 1
 
 
 def _requests(args: argparse.Namespace) -> list[Request]:
@@ -148,8 +156,15 @@ def _table(report: dict[str, Any]) -> str:
         first = part["ttft_ms"]["p99"]
         waited = "-" if first is None else f"{first:.2f} ms"
         lines.append(f"key {at:<9} {part['output_tok_s']:.1f} tokens/s, p99 of the first token {waited}")
-    lines += [f"failed: {kind} x {count}" for kind, count in report["error_kinds"].items()]
+    lines += [f"failed: {failure}" for failure in _failures(report)]
     return "\n".join(lines)
+
+
+def _failures(report: dict[str, Any]) -> list[str]:
+    """Each kind of failure, how often it came and what the server said of the first."""
+    said = report["error_messages"]
+    kinds = report["error_kinds"].items()
+    return [f"{kind} x {count}" + (f" ({said[kind]})" if kind in said else "") for kind, count in kinds]
 
 
 def _count(text: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quire.simulation.histogram import Histogram
+from quire.simulation.measures import Targets
 from quire.simulation.world import World
 
 PERCENTILES = (50, 90, 95, 99)
@@ -22,6 +23,7 @@ def report(world: World, policy: str, dollars_per_hour: float) -> dict[str, Any]
     slots = scenario.machine.block_count * scenario.machine.block_size
     wanted = measures.prompt_tokens - measures.cached_tokens + measures.output_tokens - measures.whole_answer.count
     dollars = hours * dollars_per_hour
+    has_targets = scenario.targets != Targets()
     found: dict[str, Any] = {
         "policy": policy,
         "executors": len(world.executors),
@@ -35,8 +37,8 @@ def report(world: World, policy: str, dollars_per_hour: float) -> dict[str, Any]
         "itl_ms": _spread(measures.token_gap),
         "e2e_ms": _spread(measures.whole_answer),
         "queue_ms": _spread(measures.queue),
-        "good_share": _ratio(measures.good_count, measures.ended_count),
-        "goodput_request_s": _rate(measures.good_count, seconds),
+        "good_share": _ratio(measures.good_count, measures.ended_count) if has_targets else None,
+        "goodput_request_s": _rate(measures.good_count, seconds) if has_targets else None,
         "cached_share": _ratio(measures.cached_tokens, measures.prompt_tokens),
         "preemptions": sum(counters.preemptions for counters in state.totals.values()),
         "recomputed_tokens": max(0, sum(work.tokens for work in works) - wanted),

@@ -26,6 +26,12 @@ def _spread(key: str) -> Callable[[Report], str]:
     return cell
 
 
+EMPTY: Sequence[tuple[str, str]] = (
+    ("good_share", "within targets: none were stated (--slo-ttft, --slo-itl)"),
+    ("jain_worst", "Jain index: in no --window did several tenants wait throughout"),
+)
+"""What may have no value, and why it then has none."""
+
 ROWS: Sequence[tuple[str, Callable[[Report], str]]] = (
     ("requests", _number("requests", 0)),
     ("failed", lambda report: f"{sum(report['failures'].values()):,}"),
@@ -53,10 +59,11 @@ ROWS: Sequence[tuple[str, Callable[[Report], str]]] = (
 
 
 def table(reports: Sequence[Report]) -> str:
-    """One column for each policy, and below it what each tenant got where there are several."""
+    """One column for each policy; below it why rows are empty, and what each tenant got where there are several."""
     rows = [("", *(report["policy"] for report in reports))]
     rows += [(name, *(cell(report) for report in reports)) for name, cell in ROWS]
-    text = align(rows, right=range(1, len(reports) + 1))
+    notes = (why for key, why in EMPTY if all(report[key] is None for report in reports))
+    text = "\n".join([align(rows, right=range(1, len(reports) + 1)), *notes])
     if len(reports[0]["tenants"]) < 2:
         return text
     head = ("policy", "tenant", "requests", "output tokens/s", "first token, ms p50 / p95 / p99")

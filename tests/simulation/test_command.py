@@ -71,6 +71,16 @@ def test_tables_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "output tokens/s" in table
     assert len([line for line in table.splitlines() if line.split()[1:2] in (["flood"], ["light"])]) == 4
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "none were stated" not in table
+
+
+def test_rows_without_a_value_say_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", *LOAD]) == 0
+    table = capsys.readouterr().out.splitlines()
+    rows = {line.split("  ")[0]: line.split()[-1] for line in table}
+    assert rows["within targets"] == rows["good requests/s"] == rows["Jain index, mean"] == "-"
+    assert "within targets: none were stated (--slo-ttft, --slo-itl)" in table
+    assert "Jain index: in no --window did several tenants wait throughout" in table
 
 
 @pytest.mark.parametrize(

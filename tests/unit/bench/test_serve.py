@@ -92,7 +92,20 @@ def test_without_a_key_none_is_shown(gateway: str, service: Gateway, monkeypatch
 
 def test_failures_are_counted_by_kind(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--address", gateway, "--model", "missing", "--requests", "3", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["error_kinds"] == {"NOT_FOUND": 3}
+    report = json.loads(capsys.readouterr().out)
+    assert (report["error_kinds"], report["error_messages"]) == ({"NOT_FOUND": 3}, {"NOT_FOUND": "no such model"})
+
+
+def test_a_load_of_which_nothing_was_answered_is_no_table(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--address", gateway, "--model", "missing", "--requests", "3"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.endswith("quire bench serve: no request was answered: NOT_FOUND x 3 (no such model)\n")
+
+
+def test_a_table_says_why_some_failed(gateway: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--address", gateway, "--requests", "4", "--api-keys", "qk-a,no-b"]) == 0
+    assert "failed: UNAUTHENTICATED x 2 (the API key is not known)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
