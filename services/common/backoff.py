@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 FIRST_SECONDS, LONGEST_SECONDS = 0.1, 2.0
+NAMED_ABSENCES = 4
+"""Services start side by side: a peer that has not been there yet is worth a warning only after so many attempts."""
 
 
 class Backoff:

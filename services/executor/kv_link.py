@@ -16,7 +16,7 @@ from typing import NamedTuple
 import grpc
 
 from quire.v1 import executor_pb2, kvmanager_pb2, kvmanager_pb2_grpc, types_pb2
-from services.common.backoff import Backoff
+from services.common.backoff import NAMED_ABSENCES, Backoff
 from services.executor.results import Results
 
 log = logging.getLogger("quire.executor")
@@ -112,7 +112,7 @@ class KvLink:
         self._soon.set()
 
     async def _keep_open(self, connect: Callable[[], grpc.aio.Channel]) -> None:
-        backoff, away = Backoff(), False
+        backoff, failures, patience = Backoff(), 0, NAMED_ABSENCES
         async with connect() as channel:
             stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)
             while True:
@@ -123,13 +123,13 @@ class KvLink:
                         if self._unanswered:
                             self._unanswered = False
                             self._registered(response)
-                        if away:
-                            away = False
+                        if failures >= patience:
                             log.info("reporting to the kvmanager again")
+                        failures, patience = 0, 1
                         backoff.reset()
                 except grpc.aio.AioRpcError as error:
-                    if not away:  # named once
-                        away = True
+                    failures += 1
+                    if failures == patience:  # named once
                         log.warning("the kvmanager is out of reach", extra={"why": error.details()})
                 await backoff.pause()
 

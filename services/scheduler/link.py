@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 
-from services.common.backoff import Backoff
+from services.common.backoff import NAMED_ABSENCES, Backoff
 from services.common.errors import QuireError, Reason, from_rpc_error
 
 log = logging.getLogger("quire.scheduler")
@@ -17,8 +17,6 @@ Out = TypeVar("Out")
 In = TypeVar("In")
 In_contra = TypeVar("In_contra", contravariant=True)
 Out_co = TypeVar("Out_co", covariant=True)
-
-NAMED_ABSENCES = 4  # services start side by side: a peer that is late by a second is not worth a warning
 
 
 class Peer(Protocol[Out_co, In_contra]):

@@ -53,7 +53,8 @@ def uses_cpu_backend(
     if reason is not None and asked_for:
         raise load_failed(f"the cpu backend cannot serve this: {reason}")
     if reason is None and not asked_for and has_cuda():
-        reason = "there is a CUDA device"
+        log.info("computing with torch: there is a CUDA device")
+        return False
     if reason is not None:
         log.warning("computing with torch, not with the cpu backend", extra={"because": reason})
     return reason is None

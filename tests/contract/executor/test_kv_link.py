@@ -1,0 +1,36 @@
+"""What an executor says of a kvmanager that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import grpc
+import pytest
+
+from quire.v1 import types_pb2
+from services.common.backoff import NAMED_ABSENCES, Backoff
+from services.executor.kv_link import KvLink, Registration
+from tests.contract.executor.conftest import eventually
+
+
+async def test_one_that_is_a_little_late_is_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempts: list[int] = []  # warnings that had been given at each failed attempt
+
+    async def pause(backoff: Backoff) -> None:
+        attempts.append(len([record for record in caplog.records if record.levelno >= logging.WARNING]))
+        await asyncio.sleep(0)
+
+    async def register() -> Registration:
+        return Registration(types_pb2.ExecutorDescription(), [])
+
+    monkeypatch.setattr(Backoff, "pause", pause)
+    link = KvLink(lambda: grpc.aio.insecure_channel(f"unix:{tmp_path}/absent.sock"))
+    link.start(register, lambda response: None)
+    await eventually(lambda: len(attempts) > 2 * NAMED_ABSENCES)
+    await link.stop()
+    assert set(attempts[: NAMED_ABSENCES - 1]) == {0}
+    assert set(attempts[NAMED_ABSENCES - 1 :]) == {1}
