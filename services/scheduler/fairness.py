@@ -18,6 +18,8 @@ IDLE_ACCOUNTS = 1024
 """So many tenants are known before those that want nothing now are forgotten."""
 SHARE_SECONDS, MARK_SECONDS = 60.0, 10.0
 """Span over which shares are stated, and how exactly."""
+PRESENT_SECONDS = 30.0
+"""So long after its last request a tenant is expected to come again."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -95,17 +97,30 @@ class Ledger:
         self._accounts: dict[str, Account] = {}
         self._sweep_at = IDLE_ACCOUNTS
         self._marks: deque[tuple[float, dict[Account, float]]] = deque()  # (seconds, costs)
+        self._present: dict[Account, tuple[float, float]] = {}  # when last seen and the weight, in that order
+        self._present_weight = 0.0
 
-    def open(self, tenant: str, weight: float) -> Account:
-        """The tenant's account, with this weight from now on."""
+    def open(self, tenant: str, weight: float, now: float) -> Account:
+        """The account of a tenant that has a request, with this weight from now on. `now` in seconds."""
         account = self._accounts.get(tenant)
         if account is None:
             if len(self._accounts) >= self._sweep_at:
-                self._accounts = {name: known for name, known in self._accounts.items() if known.live_count}
-                self._sweep_at = max(IDLE_ACCOUNTS, 2 * len(self._accounts))
+                self._sweep(now)
             account = self._accounts[tenant] = Account(tenant, self._output_cost)
         account.set_weight(weight)
+        self._leave(account)
+        self._enter(account, now)
         return account
+
+    def share(self, account: Account, now: float) -> float:
+        """Its part, 0 to 1, by weight among those that want something or did lately."""
+        while (first := next(iter(self._present), account)) is not account:
+            if self._present[first][0] > now - PRESENT_SECONDS:
+                break
+            self._leave(first)
+            if first.live_count:
+                self._enter(first, now)
+        return account.weight / max(account.weight, self._present_weight)
 
     def accounts(self) -> list[Account]:
         return list(self._accounts.values())
@@ -114,6 +129,22 @@ class Ledger:
         """Sequences of a tenant that hold no blocks."""
         account = self._accounts.get(tenant)
         return account.waiting_count if account is not None else 0
+
+    def _enter(self, account: Account, now: float) -> None:
+        self._present[account] = now, account.weight
+        self._present_weight += account.weight
+
+    def _leave(self, account: Account) -> None:
+        _, weight = self._present.pop(account, (0.0, 0.0))
+        self._present_weight -= weight
+
+    def _sweep(self, now: float) -> None:
+        """Forgets those that want nothing."""
+        self._accounts = {name: known for name, known in self._accounts.items() if known.live_count}
+        self._sweep_at = max(IDLE_ACCOUNTS, 2 * len(self._accounts))
+        self._present, self._present_weight = {}, 0.0
+        for account in self._accounts.values():
+            self._enter(account, now)
 
     def mark(self, now: float) -> None:
         """Remembers what was served by now, where that is due. `now` in seconds."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from services.scheduler.queue import ArrivalQueue, FairQueue, WaitingQueue
 
@@ -27,107 +28,42 @@ class Infeasible(enum.StrEnum):
     REFUSE = "refuse"  # it is refused as soon as it arrives
 
 
-class Policy(Protocol):
+@dataclass(frozen=True, slots=True)
+class Policy:
     """Chosen once, at the start."""
 
-    @property
-    def name(self) -> PolicyName: ...
-
-    def queue(self) -> WaitingQueue:
-        """An empty queue, for a new model."""
-        ...
-
-    @property
-    def overtakes(self) -> bool:
-        """Whether urgent work gets the places of less urgent work that runs."""
-        ...
-
-    @property
-    def gathers(self) -> bool:
-        """Whether newcomers are placed long before their prompts are computed."""
-        ...
+    name: PolicyName
+    queue: Callable[[], WaitingQueue]  # an empty one, for a new model
+    overtakes: bool = False  # whether urgent work gets the places of less urgent work that runs
+    keeps_places: bool = False  # whether the last ones are for tenants that hold less than their share
+    gathers: bool = False  # whether newcomers are placed long before their prompts are computed, all at once
 
     def admits(self, executor: Executor) -> bool:
         """Whether an executor that has room takes newcomers now."""
-        ...
+        return not (self.gathers and executor.running)
 
 
-@dataclass(frozen=True, slots=True)
-class Fair:
-    """The fair order; whoever is next enters as soon as there is room."""
-
-    ageing_seconds: float = 10.0
-
-    @property
-    def name(self) -> PolicyName:
-        return PolicyName.FAIR
-
-    @property
-    def overtakes(self) -> bool:
-        return True
-
-    @property
-    def gathers(self) -> bool:
-        return False
-
-    def queue(self) -> WaitingQueue:
-        return FairQueue(self.ageing_seconds)
-
-    def admits(self, executor: Executor) -> bool:
-        return True
+def fair(ageing_seconds: float = 10.0) -> Policy:
+    """Whoever is next in the fair order enters as soon as there is room."""
+    return Policy(PolicyName.FAIR, lambda: FairQueue(ageing_seconds), overtakes=True, keeps_places=True)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstCome:
+def first_come() -> Policy:
     """By arrival alone, as soon as there is room. To compare with."""
-
-    @property
-    def name(self) -> PolicyName:
-        return PolicyName.FCFS
-
-    @property
-    def overtakes(self) -> bool:
-        return False
-
-    @property
-    def gathers(self) -> bool:
-        return False
-
-    def queue(self) -> WaitingQueue:
-        return ArrivalQueue()
-
-    def admits(self, executor: Executor) -> bool:
-        return True
+    return Policy(PolicyName.FCFS, ArrivalQueue)
 
 
-@dataclass(frozen=True, slots=True)
-class StaticBatches:
+def static_batches() -> Policy:
     """By arrival alone, and only into an executor that has nothing left to do. To compare with."""
-
-    @property
-    def name(self) -> PolicyName:
-        return PolicyName.STATIC
-
-    @property
-    def overtakes(self) -> bool:
-        return False
-
-    @property
-    def gathers(self) -> bool:
-        return True
-
-    def queue(self) -> WaitingQueue:
-        return ArrivalQueue()
-
-    def admits(self, executor: Executor) -> bool:
-        return not executor.running
+    return Policy(PolicyName.STATIC, ArrivalQueue, gathers=True)
 
 
 def make_policy(name: PolicyName, ageing_seconds: float) -> Policy:
     """The policy of that name. `ageing_seconds` is the fair one's."""
-    policies: dict[PolicyName, Policy] = {
-        PolicyName.FAIR: Fair(ageing_seconds),
-        PolicyName.FCFS: FirstCome(),
-        PolicyName.STATIC: StaticBatches(),
-    }
-    return policies[name]
+    match name:
+        case PolicyName.FAIR:
+            return fair(ageing_seconds)
+        case PolicyName.FCFS:
+            return first_come()
+        case PolicyName.STATIC:
+            return static_batches()

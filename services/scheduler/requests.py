@@ -124,7 +124,7 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         start_by=may_start_at if must_start_at is None else min(must_start_at, may_start_at),
         must_start_at=must_start_at,
         target_gap=submit.target_token_gap_ms / 1000 if submit.target_token_gap_ms else None,
-        account=model.ledger.open(submit.tenant, submit.tenant_weight or 1.0),
+        account=model.ledger.open(submit.tenant, submit.tenant_weight or 1.0, now),
         beams=search,
     )
     if not resumes:

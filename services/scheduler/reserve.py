@@ -15,6 +15,7 @@ from services.scheduler.decisions import Admission
 from services.scheduler.expected import expect
 from services.scheduler.lifecycle import count_slots, fail_request, finish, place, wait_again
 from services.scheduler.loads import state_loads
+from services.scheduler.places import asked_places, open_places
 from services.scheduler.queue import order
 from services.scheduler.restate import lose
 from services.scheduler.room import asked_tokens, queue_room
@@ -114,14 +115,20 @@ def _admissions(state: State, now: float) -> list[Ask]:
         open_ones = [e for e in executors if state.limits.policy.admits(e)]
         room = UNLIMITED if state.limits.policy.gathers else _prompt_room(state, model, open_ones)
         speed = max(executor.step_time.prompt_speed for executor in executors)
+        asked = asked_places(state, model)
         while len(model.queue) and model.asked_count < model.window and room > 0:
             open_ones = [e for e in open_ones if e.free_sequences > 0]
             sequence = model.queue.peek(now, speed) if open_ones else None
             if sequence is None:
                 break
-            allowed = [e for e in open_ones if _fits(state, sequence, e)] if sequence.preempted else open_ones
+            account, allowed = sequence.request.account, open_ones
+            if sequence.preempted:
+                allowed = [e for e in open_ones if _fits(state, sequence, e)]
+            elif state.limits.policy.keeps_places:
+                allowed = open_places(model, open_ones, account, asked[account], now)
             if not allowed:
                 break
+            asked[account] += 1
             why = model.queue.reason(sequence, now)
             model.queue.pop(sequence)
             room -= len(sequence.token_ids)

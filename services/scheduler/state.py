@@ -13,7 +13,7 @@ from services.scheduler.decisions import Admission, Decisions
 from services.scheduler.fairness import Ledger
 from services.scheduler.heap import LazyHeap
 from services.scheduler.pace import StepTime, TierRate
-from services.scheduler.policy import Fair, Infeasible, Policy
+from services.scheduler.policy import Infeasible, Policy, fair
 from services.scheduler.predict import LengthPredictor, QuantilePredictor
 from services.scheduler.queue import WaitingQueue
 from services.scheduler.sequence import Request, Sequence
@@ -35,7 +35,7 @@ class Limits:
     step_tokens: int = 0  # 0: the executor's own limit
     max_queued: int = 4096
     max_queued_tenant: int = 2048
-    policy: Policy = field(default_factory=Fair)
+    policy: Policy = field(default_factory=fair)
     infeasible: Infeasible = Infeasible.LAST
     output_cost: float = 2.0  # of an output token beside one of a prompt
     grant_seconds: float = 0.020

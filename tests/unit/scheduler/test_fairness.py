@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from quire.v1 import scheduler_pb2
 from services.scheduler.fairness import IDLE_ACCOUNTS, Account, Ledger
-from services.scheduler.policy import FirstCome, Policy
+from services.scheduler.policy import Policy, first_come
 from services.scheduler.sequence import Phase
 from services.scheduler.state import Limits, Model
 from tests.unit.scheduler.sim import Harness, assert_correct, submit
@@ -80,7 +80,7 @@ def test_a_tenant_who_floods_gets_no_more_than_another() -> None:
 
 def test_without_the_fair_order_the_flood_has_it_all() -> None:
     """What the test above would see if it could see nothing."""
-    harness = shared(FirstCome())
+    harness = shared(first_come())
     flood(harness, "a", 1000, 60, 20, 30)
     flood(harness, "b", 1, 20, 20, 30)
     while model_of(harness).queue.peek(harness.now, 1e6) is not None and harness.step():
@@ -216,14 +216,14 @@ def test_a_new_weight_counts_from_now_on() -> None:
 
 def test_a_ledger_forgets_those_that_want_nothing_and_states_shares() -> None:
     ledger = Ledger(COST)
-    busy = ledger.open("busy", 1.0)
+    busy = ledger.open("busy", 1.0, 0.0)
     busy.live_count = 1
     for number in range(3 * IDLE_ACCOUNTS):
-        ledger.open(f"t{number}", 1.0)
+        ledger.open(f"t{number}", 1.0, 0.0)
     assert len(ledger.accounts()) <= IDLE_ACCOUNTS + 1
-    assert ledger.open("busy", 1.0) is busy
+    assert ledger.open("busy", 1.0, 0.0) is busy
     ledger.mark(0.0)
-    busy.prompt_tokens, ledger.open("other", 1.0).output_tokens = 100, 50
+    busy.prompt_tokens, ledger.open("other", 1.0, 0.0).output_tokens = 100, 50
     assert ledger.shares()[busy] == 0.5
     for at in range(10, 130, 10):
         ledger.mark(float(at))

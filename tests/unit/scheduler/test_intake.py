@@ -9,7 +9,7 @@ from quire.v1 import scheduler_pb2
 from services.scheduler import requests
 from services.scheduler.intake import PATIENCE_SECONDS
 from services.scheduler.metrics import TENANTS, SchedulerMetrics
-from services.scheduler.policy import Fair, Infeasible
+from services.scheduler.policy import Infeasible, fair
 from services.scheduler.state import Limits
 from tests.unit.scheduler.sim import Harness, submit
 from tests.unit.scheduler.sim_executor import describe
@@ -191,7 +191,7 @@ def test_what_expired_is_never_computed() -> None:
 
 
 def test_targets_change_the_order_and_fail_nothing() -> None:
-    harness = slow(Limits(lookahead_tokens=8, infeasible=Infeasible.REFUSE, policy=Fair()))
+    harness = slow(Limits(lookahead_tokens=8, infeasible=Infeasible.REFUSE, policy=fair()))
     harness.send(submit(1, [1] * 10), submit(2, [2] * 10, target_first_token_ms=1))
     harness.state.kv_connected = True
     harness.now += 5.0

@@ -9,7 +9,7 @@ import pytest
 from quire.v1 import kvmanager_pb2
 from services.scheduler.heap import SWEEP_FROM
 from services.scheduler.order import PREFIX_TOKENS, SLOT_SECONDS
-from services.scheduler.policy import Fair, FirstCome, StaticBatches
+from services.scheduler.policy import fair, first_come, static_batches
 from services.scheduler.queue import WaitingQueue
 from services.scheduler.reserve import reserve, take
 from services.scheduler.sequence import Phase, Sequence
@@ -79,7 +79,7 @@ def test_ended_ones_are_skipped() -> None:
 
 def test_what_ended_is_not_held_for_ever() -> None:
     """Behind a head that waits, clients may come and give up without end."""
-    harness = waiting(Limits(policy=Fair(ageing_seconds=1e9)))
+    harness = waiting(Limits(policy=fair(ageing_seconds=1e9)))
     harness.send(submit(1, [1], 5))
     (head,) = (request.lead for request in harness.state.request_ids.values())
     for handle in range(2, 2000):
@@ -94,7 +94,7 @@ def test_what_ended_is_not_held_for_ever() -> None:
 
 
 def test_a_low_priority_rises_while_it_waits_and_then_fairness_decides() -> None:
-    harness = waiting(Limits(policy=Fair(ageing_seconds=10.0)))
+    harness = waiting(Limits(policy=fair(ageing_seconds=10.0)))
     harness.now = 1000.0
     harness.send(submit(1, [1], priority=-2, tenant="low"), submit(2, [1], priority=1, tenant="high"))
     low, high = (request.lead for request in harness.state.request_ids.values())
@@ -109,7 +109,7 @@ def test_a_low_priority_rises_while_it_waits_and_then_fairness_decides() -> None
 
 
 def test_a_flood_of_high_priority_starves_nobody() -> None:
-    harness = waiting(Limits(policy=Fair(ageing_seconds=5.0)))
+    harness = waiting(Limits(policy=fair(ageing_seconds=5.0)))
     harness.send(submit(1, [1], priority=0, tenant="low"))
     (low,) = (request.lead for request in harness.state.request_ids.values())
     queue = queue_of(harness)
@@ -164,14 +164,14 @@ def test_common_beginnings_follow_each_other_within_a_moment_only() -> None:
 
 
 def test_first_come_first_served_knows_nothing_else() -> None:
-    harness = waiting(Limits(policy=FirstCome()))
+    harness = waiting(Limits(policy=first_come()))
     harness.send(submit(1, [1]), submit(2, [1], priority=9), submit(3, [1], tenant="b"), submit(4, [1], deadline_ms=99))
     harness.cancel(3)
     assert [s.request.handle for s in drain(harness)] == [1, 2, 4]
 
 
 def test_static_batches_begin_when_the_last_one_has_ended() -> None:
-    limits = Limits(policy=StaticBatches(), lookahead_tokens=8)
+    limits = Limits(policy=static_batches(), lookahead_tokens=8)
     harness = Harness(describe(max_sequences=2, blocks=200), limits=limits)
     executor = harness.state.executors[0]
     harness.send(*(submit(handle, [handle] * 5, 5 * handle, ignore_eos=True) for handle in range(1, 6)))
@@ -191,7 +191,7 @@ def test_static_batches_begin_when_the_last_one_has_ended() -> None:
 def test_against_a_plain_list(seed: int) -> None:
     """Any mixture of tenants, weights, priorities and times, in which virtual times rise and fall."""
     rng, period = random.Random(seed), 4.0
-    harness = waiting(Limits(policy=Fair(period)))
+    harness = waiting(Limits(policy=fair(period)))
     queue, plain, asked, handle = queue_of(harness), list[Sequence](), list[Sequence](), 0
     for _ in range(400):
         harness.now += rng.choice([0.0, 0.0, 0.1, 2.0, 9.0]) * rng.random()

@@ -8,7 +8,7 @@ import pytest
 
 from services.scheduler.alarms import next_alarm
 from services.scheduler.overtake import HEAD_START_SECONDS
-from services.scheduler.policy import FirstCome
+from services.scheduler.policy import first_come
 from services.scheduler.state import Executor, Limits
 from tests.unit.scheduler.real_kv import RealKv
 from tests.unit.scheduler.sim import Harness, assert_correct, submit
@@ -126,7 +126,7 @@ def test_the_only_one_that_runs_is_left_alone() -> None:
 
 
 def test_who_comes_first_is_not_overtaken_under_that_policy() -> None:
-    harness = full(limits=Limits(lookahead_tokens=8, policy=FirstCome()))
+    harness = full(limits=Limits(lookahead_tokens=8, policy=first_come()))
     urgent(harness)
     assert running(harness) == [1, 2]
     assert next_alarm(harness.state) != harness.now

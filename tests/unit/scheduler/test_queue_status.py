@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.v1 import scheduler_pb2
 from services.scheduler.aliases import parse_alias
 from services.scheduler.decisions import KEPT
-from services.scheduler.policy import StaticBatches
+from services.scheduler.policy import static_batches
 from services.scheduler.queue_status import ENTRIES, TENANTS, describe_decisions, describe_queues, describe_refusals
 from services.scheduler.state import Limits
 from tests.unit.scheduler.real_kv import RealKv
@@ -66,7 +66,7 @@ def test_what_keeps_the_next_one_back() -> None:
 
 
 def test_a_static_batch_keeps_others_back() -> None:
-    harness = Harness(describe(max_sequences=4), limits=Limits(lookahead_tokens=8, policy=StaticBatches()))
+    harness = Harness(describe(max_sequences=4), limits=Limits(lookahead_tokens=8, policy=static_batches()))
     harness.send(submit(1, [1] * 5, 50, ignore_eos=True))
     place(harness)
     harness.send(submit(2, [2] * 5))

@@ -6,7 +6,7 @@ import pytest
 
 from quire.v1 import executor_pb2, kvmanager_pb2
 from services.common.limits import MESSAGE_TOKENS
-from services.scheduler.policy import StaticBatches
+from services.scheduler.policy import static_batches
 from services.scheduler.preempt import is_stuck
 from services.scheduler.reserve import take
 from services.scheduler.restate import restate
@@ -216,7 +216,7 @@ def test_one_that_was_placed_but_not_sent_is_stated_with_its_changes() -> None:
 def test_statements_are_bounded_and_none_is_left_out() -> None:
     description = describe(blocks=4 * MESSAGE_TOKENS // 64, block_size=64, max_sequences=64)
     description.model.context_length = 4 * MESSAGE_TOKENS
-    harness = Harness(description, limits=Limits(lookahead_tokens=1, policy=StaticBatches()))  # places all at once
+    harness = Harness(description, limits=Limits(lookahead_tokens=1, policy=static_batches()))  # places all at once
     length = MESSAGE_TOKENS // 3
     harness.send(*(submit(handle, [handle] * length, 4) for handle in range(1, 9)))
     place(harness)
