@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from services.common.errors import QuireError, Reason
 from services.executor.models.spec import ModelSpec, RopeScaling
 from services.executor.quant.matrix import QuantizedFormat, QuantizedMatrix
+from services.executor.quant.nibbles import NibbleMatrix
 
 Bytes = NDArray[np.uint8]
 Shape = tuple[int, ...]
@@ -61,6 +62,7 @@ class QuantizedTensor:
     format: QuantizedFormat
     read: Callable[[int, int], QuantizedMatrix]  # rows from..to; any number of threads at a time
     activations: Activations | None = None  # None: as they are
+    read_nibbles: Callable[[int, int], NibbleMatrix] | None = None  # the same, where its 4 bits can stay packed
 
 
 Tensor = StoredTensor | QuantizedTensor

@@ -35,6 +35,7 @@ void bind_kernels(nanobind::module_& module);
 void bind_model(nanobind::module_& module);
 void bind_program(nanobind::module_& module);
 void bind_read_bandwidth(nanobind::module_& module);
+void bind_repack(nanobind::module_& module);
 void bind_sampler(nanobind::module_& module);
 
 }  // namespace quire

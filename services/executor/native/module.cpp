@@ -27,4 +27,5 @@ NB_MODULE(_native, module) {
   quire::bind_sampler(module);
   quire::bind_model(module);
   quire::bind_read_bandwidth(module);
+  quire::bind_repack(module);
 }

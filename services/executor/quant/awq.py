@@ -13,7 +13,8 @@ import numpy as np
 from services.executor.models.weights import QuantizedTensor
 from services.executor.quant.bits import UInt32, pack_bits
 from services.executor.quant.groups import group_count, group_width
-from services.executor.quant.matrix import GroupedFormat, GroupedMatrix, UInt8
+from services.executor.quant.matrix import Float32, GroupedFormat, GroupedMatrix, Int16, UInt8
+from services.executor.quant.nibbles import COLUMNS, NibbleMatrix, turn_eights
 from services.executor.quant.parts import FLOATS, Part, StoredLayer
 from services.executor.quant.scheme import Label, choice, integer
 
@@ -41,17 +42,24 @@ class AwqScheme:
         zero_words = layer.part("qzeros", ("I32",), (groups, packed)).array().view(np.uint32)
         scales = layer.part("scales", FLOATS, (groups, rows))
 
+        def numbers(start: int, stop: int) -> tuple[Float32, Int16]:
+            own = np.ascontiguousarray(scales.floats(slice(None), slice(start, stop)).T)
+            return own, _unpack(zero_words, start, stop).astype(np.int16)
+
         def read(start: int, stop: int) -> GroupedMatrix:
-            return GroupedMatrix(
-                bits=BITS,
-                codes=_unpack(words, start, stop),
-                scales=np.ascontiguousarray(scales.floats(slice(None), slice(start, stop)).T),
-                zeros=_unpack(zero_words, start, stop).astype(np.int16),
-                group_size=width,
-            )
+            return GroupedMatrix(BITS, _unpack(words, start, stop), *numbers(start, stop), width)
+
+        def read_nibbles(start: int, stop: int) -> NibbleMatrix:
+            return NibbleMatrix(_turn(words, start, stop), *numbers(start, stop))
 
         is_symmetric = bool((_unpack(zero_words, 0, rows) == 8).all())
-        return QuantizedTensor(layer.name, layer.shape, GroupedFormat(BITS, width, is_symmetric), read)
+        return QuantizedTensor(
+            layer.name,
+            layer.shape,
+            GroupedFormat(BITS, width, is_symmetric),
+            read,
+            read_nibbles=read_nibbles if columns % COLUMNS == 0 else None,
+        )
 
 
 def label(group_size: int) -> dict[str, Any]:
@@ -82,6 +90,13 @@ def _unpack(words: UInt32, start: int, stop: int) -> UInt8:
         np.right_shift(columns[:, nibble // 2], np.uint8(nibble % 2 * 4), out=out[:, output])
     out &= np.uint8(15)
     return out.reshape(-1, len(words))[start - first * 8 : stop - first * 8]
+
+
+def _turn(words: UInt32, start: int, stop: int) -> UInt32:
+    """Outputs as words of eight inputs [n / 8, stop - start] of words [n, N / 8]."""
+    first, last = start // 8, -(-stop // 8)
+    turned = turn_eights(words[:, first:last], _ORDER.tolist())
+    return turned[:, start - first * 8 : stop - first * 8]
 
 
 def _pack(values: UInt8) -> UInt32:

@@ -13,15 +13,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from services.executor.models.weights import Activations, QuantizedTensor, load_failed
-from services.executor.quant.bits import unpack_bits, unpack_window, word_count
+from services.executor.quant import nibbles
+from services.executor.quant.bits import UInt32, unpack_bits, unpack_window, word_count
 from services.executor.quant.fp8 import block_size, fixed_scale, open_fp8
 from services.executor.quant.groups import group_count, group_index, group_width
-from services.executor.quant.matrix import GroupedFormat, GroupedMatrix, Int16, UInt8
+from services.executor.quant.matrix import Float32, GroupedFormat, GroupedMatrix, Int16, UInt8
+from services.executor.quant.nibbles import NibbleMatrix
 from services.executor.quant.parts import FLOATS, Part, StoredLayer
 from services.executor.quant.scheme import Label, choice, flag, integer, pattern
 
@@ -184,7 +186,8 @@ def _open_packed(layer: StoredLayer, weights: WeightSettings, activations: Activ
     def codes(start: int, stop: int) -> UInt8:
         return unpack_bits(words[start:stop], weights.bits, columns)
 
-    return _grouped(layer, weights, activations, codes)
+    can_stay = weights.bits == nibbles.BITS and columns % nibbles.COLUMNS == 0
+    return _grouped(layer, weights, activations, codes, words if can_stay else None)
 
 
 def _open_bytes(layer: StoredLayer, weights: WeightSettings, activations: Activations | None) -> QuantizedTensor:
@@ -205,8 +208,12 @@ def _grouped(
     weights: WeightSettings,
     activations: Activations | None,
     codes: Callable[[int, int], UInt8],
+    nibble_words: UInt32 | None = None,
 ) -> QuantizedTensor:
-    """What packed and plain integers share: scales, zero points and groups."""
+    """What packed and plain integers share: scales, zero points and groups.
+
+    `nibble_words` [N, K / 8] are those of codes that can stay packed.
+    """
     rows, columns = layer.shape
     width = group_width(layer, weights.group_size)
     groups = group_count(columns, width)
@@ -217,15 +224,21 @@ def _grouped(
     if weights.is_ordered or (stated is not None and (stated.array() >= 0).any()):  # -1: never filled
         index = group_index(layer, "weight_g_idx", width, is_needed=weights.is_ordered)
 
-    def read(start: int, stop: int) -> GroupedMatrix:
-        def some(numbers: Any) -> Any:
-            return np.broadcast_to(numbers, (rows, groups))[start:stop]
+    def numbers(start: int, stop: int) -> tuple[Float32, Int16]:
+        shape = (rows, groups)
+        return np.broadcast_to(scales, shape)[start:stop], np.broadcast_to(zeros, shape)[start:stop]
 
-        return GroupedMatrix(weights.bits, codes(start, stop), some(scales), some(zeros), width, index)
+    def read(start: int, stop: int) -> GroupedMatrix:
+        return GroupedMatrix(weights.bits, codes(start, stop), *numbers(start, stop), width, index)
+
+    def read_nibbles(start: int, stop: int) -> NibbleMatrix:
+        assert nibble_words is not None
+        return NibbleMatrix(nibble_words[start:stop].T, *numbers(start, stop))
 
     is_symmetric = bool((zeros == 1 << (weights.bits - 1)).all())
     format_ = GroupedFormat(weights.bits, width, is_symmetric, index is not None)
-    return QuantizedTensor(layer.name, layer.shape, format_, read, activations)
+    can_stay = nibble_words is not None and index is None
+    return QuantizedTensor(layer.name, layer.shape, format_, read, activations, read_nibbles if can_stay else None)
 
 
 def _zeros(layer: StoredLayer, weights: WeightSettings, groups: int) -> Int16:

@@ -19,9 +19,11 @@ from typing import Any, Literal
 import numpy as np
 
 from services.executor.models.weights import QuantizedTensor, load_failed
+from services.executor.quant import nibbles
 from services.executor.quant.bits import UInt32, pack_bits, unpack_bits, unpack_window, word_count
 from services.executor.quant.groups import group_count, group_index, group_width
-from services.executor.quant.matrix import GroupedFormat, GroupedMatrix, Int16
+from services.executor.quant.matrix import Float32, GroupedFormat, GroupedMatrix, Int16
+from services.executor.quant.nibbles import NibbleMatrix
 from services.executor.quant.parts import FLOATS, Part, StoredLayer
 from services.executor.quant.scheme import Label, choice, flag, integer, pattern
 
@@ -94,18 +96,20 @@ class GptqScheme:
         index = group_index(layer, "g_idx", width, is_needed=settings.is_ordered)
         read_zeros, is_symmetric = self._zero_reader(layer, zero_words, settings)
 
+        def numbers(start: int, stop: int) -> tuple[Float32, Int16]:
+            own = scales.floats(slice(None), slice(start, stop)).T
+            return np.ascontiguousarray(own), np.ascontiguousarray(read_zeros(zero_words, bits, start, stop).T)
+
         def read(start: int, stop: int) -> GroupedMatrix:
-            return GroupedMatrix(
-                bits=bits,
-                codes=unpack_bits(words[:, start:stop].T, bits, columns),
-                scales=np.ascontiguousarray(scales.floats(slice(None), slice(start, stop)).T),
-                zeros=np.ascontiguousarray(read_zeros(zero_words, bits, start, stop).T),
-                group_size=width,
-                group_index=index,
-            )
+            codes = unpack_bits(words[:, start:stop].T, bits, columns)
+            return GroupedMatrix(bits, codes, *numbers(start, stop), width, index)
+
+        def read_nibbles(start: int, stop: int) -> NibbleMatrix:
+            return NibbleMatrix(words[:, start:stop], *numbers(start, stop))
 
         format_ = GroupedFormat(bits, width, is_symmetric, index is not None)
-        return QuantizedTensor(layer.name, layer.shape, format_, read)
+        can_stay = bits == nibbles.BITS and columns % nibbles.COLUMNS == 0 and index is None
+        return QuantizedTensor(layer.name, layer.shape, format_, read, read_nibbles=read_nibbles if can_stay else None)
 
     def _settings_for(self, module: str) -> _Settings:
         """Those of the first rule that matches; matrices that rules exclude are plain and never come here."""

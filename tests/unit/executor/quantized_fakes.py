@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.executor.models.weights import QuantizedTensor
+from services.executor.quant.bits import pack_bits
 from services.executor.quant.matrix import Fp8Matrix, GroupedMatrix, QuantizedMatrix
+from services.executor.quant.nibbles import NibbleMatrix
 from tests.unit.executor.packing_fakes import MadeCheckpoint
 
 Make = Callable[[tuple[int, int], np.random.Generator], QuantizedMatrix]
@@ -54,8 +56,21 @@ class Fp8:
 
 
 def quantized(name: str, matrix: QuantizedMatrix) -> QuantizedTensor:
-    """A tensor that reads the matrix."""
-    return QuantizedTensor(name, matrix.shape, matrix.format, lambda first, last: matrix.take_rows(slice(first, last)))
+    """A tensor that reads the matrix, also as nibbles where it has some."""
+
+    def read(first: int, last: int) -> QuantizedMatrix:
+        return matrix.take_rows(slice(first, last))
+
+    has_nibbles = isinstance(matrix, GroupedMatrix) and matrix.bits == 4 and matrix.group_index is None
+    if not has_nibbles or matrix.shape[1] % 8:
+        return QuantizedTensor(name, matrix.shape, matrix.format, read)
+
+    def read_nibbles(first: int, last: int) -> NibbleMatrix:
+        rows = matrix.take_rows(slice(first, last))
+        assert isinstance(rows, GroupedMatrix)
+        return NibbleMatrix(pack_bits(rows.codes, 4).T, rows.scales, rows.zeros)
+
+    return QuantizedTensor(name, matrix.shape, matrix.format, read, read_nibbles=read_nibbles)
 
 
 def quantize_layers(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from services.common.errors import QuireError
 from services.executor.backends.cpu.packed_weights import PackedWeights
 from services.executor.models.spec import ModelSpec
+from services.executor.models.weights import QuantizedTensor
 from services.executor.quant.matrix import GroupedMatrix
 from tests.unit.executor.packing_fakes import (
     ODD_SPEC,
@@ -251,3 +252,24 @@ def test_fp8_nan_is_found(code: int) -> None:
     checkpoint.tensors["layers.0.up"] = quantized("layers.0.up", matrix)
     with pytest.raises(QuireError, match=r"tensor layers\.0\.up holds NaN"):
         packed(checkpoint)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([32, 64, 128, 256]),
+    st.booleans(),
+    st.sampled_from([(64, 96, 4, 2, 32), (128, 160, 2, 2, 64), (256, 512, 3, 1, 64)]),
+    st.integers(1, 3),
+)
+def test_nibbles_that_stay_packed_become_the_same_bytes(
+    size: int, is_symmetric: bool, sizes: tuple[int, int, int, int], threads: int
+) -> None:
+    hidden, inner, heads, kv_heads, head_size = sizes
+    spec = replace(SPEC, layer_count=1, hidden_size=hidden, intermediate_size=inner, head_count=heads,
+                   kv_head_count=kv_heads, head_size=head_size)  # fmt: skip
+    checkpoint = made(spec, Grouped(4, size, is_symmetric))
+    found = packed(checkpoint, threads=threads).buffer.copy()
+    for name, tensor in checkpoint.tensors.items():
+        if isinstance(tensor, QuantizedTensor):
+            checkpoint.tensors[name] = replace(tensor, read_nibbles=None)
+    np.testing.assert_array_equal(found, packed(checkpoint).buffer)

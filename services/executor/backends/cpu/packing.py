@@ -16,6 +16,7 @@ from services.executor.backends.cpu.packing_plan import PackingPlan, PlacedMatri
 from services.executor.backends.cpu.panels import EncodedRows, UnfitWeights, write_rows
 from services.executor.backends.cpu.quantize import encode, encode_bf16
 from services.executor.backends.cpu.repack import REPACKERS
+from services.executor.backends.cpu.repack_nibbles import NibbleEncoder
 from services.executor.backends.cpu.repack_quantized import QuantizedEncoder, take_rows
 from services.executor.models.dequantize import to_float32
 from services.executor.models.weights import Bytes, Checkpoint, StoredTensor, Tensor, load_failed
@@ -25,6 +26,10 @@ log = logging.getLogger("quire.executor")
 _MOST_THREADS = 8  # each holds a few MiB
 _TASK_VALUES = 1 << 25
 _BAND_VALUES = 1 << 18  # what a thread works on stays in its cache
+_NIBBLE_BAND_VALUES = 1 << 22  # native code sees to that by itself
+
+Writer = Callable[[Bytes, slice, Int32], int]
+"""Packs rows by number into lanes of panels; how many of their scales were rounded. Raises UnfitWeights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +74,16 @@ def _pack_panels(checkpoint: Checkpoint, task: _Task, out: Bytes) -> int:
     matrix, strip = task.matrix, task.strip
     size, rounded = matrix.panel_bytes, 0
     source = matrix.layout.columns.source if matrix.order is None else matrix.order
-    encode_rows = _encoder(checkpoint.tensor(strip.tensor), matrix.format, source)
-    step = max(1, _BAND_VALUES // (len(source) * strip.width))
+    write, band = _writer(checkpoint.tensor(strip.tensor), matrix.format, source)
+    step = max(1, band // (len(source) * strip.width))
     for first in range(task.first, task.last, step):
         last = min(first + step, task.last)
         rows = strip.rows[first * strip.width : last * strip.width]
+        panels = out[matrix.offset + first * size : matrix.offset + last * size].reshape(last - first, size)
         try:
-            encoded = encode_rows(rows)
+            rounded += write(panels, strip.lanes, rows)
         except UnfitWeights as error:
             raise load_failed(f"tensor {strip.tensor} {error}") from error
-        panels = out[matrix.offset + first * size : matrix.offset + last * size].reshape(last - first, size)
-        write_rows(matrix.format, panels, strip.lanes, encoded)
-        rounded += encoded.rounded
     return rounded
 
 
@@ -94,13 +97,25 @@ def _take(tensor: StoredTensor, rows: Int32) -> StoredTensor:
     return StoredTensor(tensor.name, (len(rows), tensor.shape[-1]), tensor.format, np.ascontiguousarray(data))
 
 
-def _encoder(tensor: Tensor, format_: str, source: Int32) -> Callable[[Int32], EncodedRows]:
-    """Packs rows of the tensor by number."""
+def _writer(tensor: Tensor, format_: str, source: Int32) -> tuple[Writer, int]:
+    """What packs rows of the tensor, and how many values it does best at a time."""
     if isinstance(tensor, StoredTensor):
         columns = Gather.of(source, tensor.shape[-1])
-        return lambda rows: _encode_stored(_take(tensor, rows), format_, columns)
+        return _interleaving(format_, lambda rows: _encode_stored(_take(tensor, rows), format_, columns)), _BAND_VALUES
+    nibbles = NibbleEncoder.of(format_, tensor, source)
+    if nibbles is not None:
+        return nibbles.write, _NIBBLE_BAND_VALUES
     encoder = QuantizedEncoder.of(format_, tensor, source)
-    return lambda rows: encoder.encode(take_rows(tensor, rows))
+    return _interleaving(format_, lambda rows: encoder.encode(take_rows(tensor, rows))), _BAND_VALUES
+
+
+def _interleaving(format_: str, encode_rows: Callable[[Int32], EncodedRows]) -> Writer:
+    def write(panels: Bytes, lanes: slice, rows: Int32) -> int:
+        encoded = encode_rows(rows)
+        write_rows(format_, panels, lanes, encoded)
+        return encoded.rounded
+
+    return write
 
 
 def _encode_stored(rows: StoredTensor, format_: str, columns: Gather) -> EncodedRows:

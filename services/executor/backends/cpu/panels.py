@@ -23,9 +23,9 @@ class UnfitWeights(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EncodedRows:
-    """Rows of a matrix in a packed format, not yet interleaved with those of their panel."""
+    """Rows of a matrix in a packed format, not yet interleaved with those of their panel (or with words that are)."""
 
-    words: Words  # [rows, groups, words of a group], of f8 bytes; formats without groups have one
+    words: Words | None  # [rows, groups, words of a group], of f8 bytes; formats without groups have one
     scales: Scales | None = None  # [rows, groups] fp16; of q8c [rows, 1] and of f8 [rows, blocks] fp32
     minima: Scales | None = None  # [rows, groups] fp16
     steps: Steps | None = None  # [rows, groups, small scales of a group]
@@ -40,8 +40,9 @@ class EncodedRows:
 
 def write_rows(format_: str, panels: Bytes, lanes: slice, rows: EncodedRows) -> None:
     """Fills `lanes` of panels [P, bytes of a panel] with P times as many rows as there are lanes."""
-    words, numbers, steps = _parts(format_, panels, rows.words[0].nbytes * 32)
-    _interleave(words.view(rows.words.dtype), lanes, rows.words)
+    words, numbers, steps = _parts(format_, panels, 0 if rows.words is None else rows.words[0].nbytes * 32)
+    if rows.words is not None:
+        _interleave(words.view(rows.words.dtype), lanes, rows.words)
     if rows.steps is not None:
         _interleave(steps, lanes, rows.steps.view(np.uint8))
     for start, values in ((0, rows.scales), (32, rows.minima), (64, rows.zeros)):

@@ -81,6 +81,13 @@ def byte_words(values: NDArray[np.uint8 | np.int8]) -> UInt32:
     return np.ascontiguousarray(values).reshape(n, groups, -1).view(np.uint32)
 
 
+def to_half(scales: Float32) -> tuple[Float16, int]:
+    """Scales as fp16, and how many of them it does not hold exactly."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        halves = scales.astype(np.float16)
+    return halves, int((halves != scales).sum())
+
+
 def _q8(groups: Float32) -> EncodedRows:
     peaks = np.abs(groups).max(axis=2)
     scales = (peaks / 127).astype(np.float16)

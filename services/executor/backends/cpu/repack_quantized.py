@@ -13,10 +13,9 @@ from services.executor.backends.cpu.formats import F8_BLOCK, group_size, has_zer
 from services.executor.backends.cpu.gather import Gather
 from services.executor.backends.cpu.layout import Int32
 from services.executor.backends.cpu.panels import EncodedRows, UnfitWeights
-from services.executor.backends.cpu.quantize import Float16, byte_words, encode, nibble_words
+from services.executor.backends.cpu.quantize import byte_words, encode, nibble_words, to_half
 from services.executor.models.weights import QuantizedTensor
 from services.executor.quant.matrix import (
-    Float32,
     Fp8Format,
     Fp8Matrix,
     GroupedMatrix,
@@ -86,7 +85,7 @@ class QuantizedEncoder:
         if self.columns.padding is not None:
             padding = self.columns.padding.reshape(codes.shape[1:])
             np.copyto(codes, np.minimum(zeros, 15).astype(np.uint8)[..., None], where=padding)
-        halves, rounded = _to_half(scales)
+        halves, rounded = to_half(scales)
         if self.format in ("q8", "q8c"):
             signed = _around_zero(rows.bits, codes, zeros)
             if signed is None:
@@ -132,13 +131,6 @@ def _around_eight(bits: int, codes: UInt8, zeros: Int16) -> UInt8:
     if moves.min() < 0 or moves.max() > 16 - (1 << bits):
         raise UnfitWeights("has zero points other than its format says")
     return codes + moves.astype(np.uint8)[..., None]
-
-
-def _to_half(scales: Float32) -> tuple[Float16, int]:
-    """Scales as fp16, and how many of them it does not hold exactly."""
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        halves = scales.astype(np.float16)
-    return halves, int((halves != scales).sum())
 
 
 def _in_places(groups: Int32, source: Int32) -> Int32:

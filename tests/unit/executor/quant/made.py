@@ -9,6 +9,7 @@ import pytest
 
 from services.common.errors import QuireError, Reason
 from services.executor.models.weights import QuantizedTensor
+from services.executor.quant.bits import unpack_bits
 from services.executor.quant.matrix import Fp8Matrix, GroupedMatrix
 from services.executor.quant.parts import Part, StoredLayer
 
@@ -90,6 +91,19 @@ def assert_same(tensor: QuantizedTensor, matrix: GroupedMatrix) -> None:
     np.testing.assert_array_equal(found.column_groups(), matrix.column_groups())
     np.testing.assert_array_equal(read(tensor), values(matrix))
     assert tensor.format == matrix.format
+    if tensor.read_nibbles is not None:
+        assert_same_nibbles(tensor, matrix)
+
+
+def assert_same_nibbles(tensor: QuantizedTensor, matrix: GroupedMatrix) -> None:
+    """Packed, they say the same, whole and in part."""
+    assert tensor.read_nibbles is not None
+    rows, columns = matrix.shape
+    for first, last in ((0, rows), (rows // 3, rows - 1)):
+        packed = tensor.read_nibbles(first, last)
+        np.testing.assert_array_equal(unpack_bits(packed.words.T, 4, columns), matrix.codes[first:last])
+        np.testing.assert_array_equal(packed.zeros, matrix.zeros[first:last])
+        np.testing.assert_array_equal(packed.scales, matrix.scales[first:last])
 
 
 def refused(action: Callable[[], object], message: str) -> None:

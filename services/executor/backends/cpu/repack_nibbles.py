@@ -1,0 +1,68 @@
+"""4 bits in groups to packed formats that hold the same codes: nibbles change their places in words, no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels import _native
+from services.executor.backends.cpu.formats import group_bytes, group_size, has_zero
+from services.executor.backends.cpu.layout import Int32
+from services.executor.backends.cpu.panels import EncodedRows, UnfitWeights, write_rows
+from services.executor.backends.cpu.quantize import to_half
+from services.executor.models.weights import Bytes, QuantizedTensor
+from services.executor.quant.matrix import GroupedFormat
+from services.executor.quant.nibbles import BITS, NibbleMatrix
+
+
+@dataclass(frozen=True, slots=True)
+class NibbleEncoder:
+    """Packs rows of one tensor."""
+
+    format: str
+    read: Callable[[int, int], NibbleMatrix]
+    groups: NDArray[np.intp]  # the stored scale of each packed group
+
+    @classmethod
+    def of(cls, format_: str, tensor: QuantizedTensor, source: Int32) -> NibbleEncoder | None:
+        """None where codes, columns or groups do not stay what they are."""
+        stored, read, width = tensor.format, tensor.read_nibbles, tensor.shape[1]
+        if read is None or not isinstance(stored, GroupedFormat) or not format_.startswith(("q4g", "q4z")):
+            return None
+        size = group_size(format_)
+        stays = np.array_equal(source, np.arange(width)) and stored.group_size % size == 0
+        if not stays or not (stored.is_symmetric or has_zero(format_)):
+            return None
+        return cls(format_, read, np.arange(0, width, size) // stored.group_size)
+
+    def write(self, panels: Bytes, lanes: slice, rows: Int32) -> int:
+        """Fills lanes of panels [P, bytes of a panel] with rows by number, -1 being one of zeros.
+
+        How many scales were rounded. Raises UnfitWeights.
+        """
+        found = self._take(rows)
+        halves, rounded = to_half(found.scales[:, self.groups])
+        zeros = found.zeros[:, self.groups]
+        if has_zero(self.format):
+            numbers = EncodedRows(None, halves, zeros=zeros.astype(np.int8))
+        elif (zeros == 1 << (BITS - 1)).all():
+            numbers = EncodedRows(None, halves)
+        else:
+            raise UnfitWeights("has zero points other than its format says")
+        words = np.ascontiguousarray(found.words) if found.words.strides[1] != 4 else found.words
+        _native.repack_nibbles(words, panels, lanes.start, group_size(self.format), group_bytes(self.format))
+        write_rows(self.format, panels, lanes, numbers)
+        return rounded
+
+    def _take(self, rows: Int32) -> NibbleMatrix:
+        is_real = rows >= 0
+        wanted = rows if is_real.all() else np.where(is_real, rows, rows.max(initial=0))
+        first = int(wanted.min())
+        found = self.read(first, int(wanted.max()) + 1)
+        if found.words.shape[1] != len(rows) or (np.diff(wanted) != 1).any():
+            found = found.take_rows(wanted - first)
+        # A row of zeros is some other one times zero.
+        return found if wanted is rows else replace(found, scales=found.scales * is_real[:, None])
