@@ -21,6 +21,7 @@ COMMANDS = {
     "bench": "measure the engine or a whole serving stack",
     "eval": "measure how well a model computes: perplexity, agreement with a reference",
     "quantize": "make a smaller checkpoint of a model: GPTQ, AWQ, INT8, FP8",
+    "prune": "make a smaller model: fewer layers, narrower MLPs, fewer heads",
     "simulate": "what a load would see of schedulers and caches, without a model",
     "serve": "run one service in the foreground (compose, Kubernetes)",
     "health": "ask a service whether it is ready",

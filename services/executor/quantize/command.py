@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
-
-from tqdm import tqdm
 
 from services.common import log as logs
 from services.common.errors import QuireError, Reason, invalid
 from services.common.flags import FlagParser
 from services.executor.models.source import resolve
 from services.executor.quantize.choice import CalibrationSize, Choice, MethodName, ScaleShape
+from services.executor.quantize.flags import add_text_flags, progress_bar
 from services.executor.text_file import read_text
 
 if TYPE_CHECKING:
@@ -71,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
             size=CalibrationSize(options.samples, options.context),
             threads=options.threads,
         )
-        report = quantize_model(request, out, _bar)
+        report = quantize_model(request, out, progress_bar)
     except QuireError as error:
         print(f"quire quantize: {error}", file=sys.stderr)
         return 2 if error.reason is Reason.INVALID_FIELD else 1
@@ -105,12 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--scales", choices=get_args(ScaleShape), help="what shares a scale in fp8 (default: channel; block: 128x128)"
     )
-    parser.add_argument(
-        "--calibration", metavar="FILE", help="text, UTF-8 (default: what the model writes itself, which takes a while)"
-    )
-    parser.add_argument("--samples", type=_positive, default=128, metavar="N", help="of the text (default: 128)")
-    parser.add_argument("--context", type=_positive, default=512, metavar="N", help="tokens a sample (default: 512)")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="compute threads; 0 leaves it to torch")
+    add_text_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
     return parser
 
@@ -122,13 +115,6 @@ def _bits_per_weight(options: argparse.Namespace) -> float | None:
     if asked is not None:
         raise invalid("--bits-per-weight", "it is for --auto")
     return None
-
-
-@contextmanager
-def _bar(what: str, done: int, total: int, unit: str) -> Iterator[Callable[[int], object]]:
-    """On standard error, where that is a terminal; shows the time left."""
-    with tqdm(desc=what, initial=done, total=total, unit=unit, file=sys.stderr, disable=None) as bar:
-        yield bar.update
 
 
 def _plain(report: Report, source: str, out: Path) -> dict[str, Any]:
@@ -162,10 +148,3 @@ def _table(report: Report, out: Path) -> str:
             ]
             lines.append(f"layer {index:<18}{''.join(f'{cell:<10}' for cell in cells)}".rstrip())
     return "\n".join(lines)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value
