@@ -32,6 +32,42 @@ void repack_block(const uint32_t* words, size_t stride, uint32_t* out) {
   }
 }
 
+// The same with columns from anywhere: `words` [.., Width] are those of all columns, `columns` 32 of these.
+template <int Width>
+void gather_block(const uint32_t* words, size_t stride, const int32_t* columns, uint32_t* out) {
+  for (int part = 0; part < kBlockWords; part++, out += kLanes) {
+    uint32_t found[Width] = {};
+    for (int byte = 0; byte < 4; byte++) {
+      for (int half = 0; half < 2; half++) {
+        const int column = columns[16 * half + 4 * part + byte];
+        const uint32_t* from = words + size_t(column / 8) * stride;
+        const int down = column % 8 * 4, up = 8 * byte + 4 * half;
+        for (int i = 0; i < Width; i++) found[i] |= ((from[i] >> down) & 15u) << up;
+      }
+    }
+    for (int i = 0; i < Width; i++) out[i] = found[i];
+  }
+}
+
+template <int Width>
+void repack_panels(const uint32_t* words, size_t stride, const int32_t* columns, int blocks,
+                   const NibblePanels& panels) {
+  for (int panel = 0; panel < panels.count; panel++) {
+    const uint32_t* const from = words + size_t(panel) * Width;
+    uint8_t* const to = panels.data + panel * panels.panel_bytes;
+    for (int block = 0; block < blocks; block++) {
+      const size_t at = block / panels.group_blocks * panels.group_bytes +
+                        size_t(block % panels.group_blocks) * kBlockWords * kLanes * sizeof(uint32_t);
+      uint32_t* const out = reinterpret_cast<uint32_t*>(to + at) + panels.lane;
+      if (columns) {
+        gather_block<Width>(from, stride, columns + block * kLanes, out);
+      } else {
+        repack_block<Width>(from + block * kBlockWords * stride, stride, out);
+      }
+    }
+  }
+}
+
 // Swaps the nibbles of `first` at odd multiples of `distance` with those of `second` before them.
 inline void swap_nibbles(uint32_t& first, uint32_t& second, int distance, uint32_t mask) {
   const uint32_t moved = ((first >> (4 * distance)) ^ second) & mask;
@@ -41,17 +77,10 @@ inline void swap_nibbles(uint32_t& first, uint32_t& second, int distance, uint32
 
 }  // namespace
 
-void repack_nibbles(const uint32_t* words, size_t stride, int blocks, const NibblePanels& panels) {
-  const auto repack = panels.width == kLanes ? repack_block<kLanes> : repack_block<kLanes / 2>;
-  for (int panel = 0; panel < panels.count; panel++) {
-    uint8_t* const to = panels.data + panel * panels.panel_bytes;
-    for (int block = 0; block < blocks; block++) {
-      const size_t at = block / panels.group_blocks * panels.group_bytes +
-                        size_t(block % panels.group_blocks) * kBlockWords * kLanes * sizeof(uint32_t);
-      repack(words + block * kBlockWords * stride + size_t(panel) * panels.width, stride,
-             reinterpret_cast<uint32_t*>(to + at) + panels.lane);
-    }
-  }
+void repack_nibbles(const uint32_t* words, size_t stride, const int32_t* columns, int blocks,
+                    const NibblePanels& panels) {
+  const auto repack = panels.width == kLanes ? repack_panels<kLanes> : repack_panels<kLanes / 2>;
+  repack(words, stride, columns, blocks, panels);
 }
 
 void turn_nibbles(const uint32_t* words, size_t stride, int eights, int count, const int (&rows)[8], uint32_t* out) {

@@ -17,9 +17,11 @@ struct NibblePanels {
   int count;
 };
 
-// `words` [4 * blocks, count * width], a row `stride` words from the next: eight columns of a row each, from the low
-// bits up. In panels, byte i of 16 holds columns i and i + 16 of a block.
-void repack_nibbles(const uint32_t* words, size_t stride, int blocks, const NibblePanels& panels);
+// `words` [K / 8, count * width], a row `stride` words from the next: eight columns of a row each, from the low bits
+// up. In panels, byte i of 16 holds columns i and i + 16 of a block. With `columns` [32 * blocks], column c of the
+// panels is columns[c] of the words.
+void repack_nibbles(const uint32_t* words, size_t stride, const int32_t* columns, int blocks,
+                    const NibblePanels& panels);
 
 // `words` [8 * eights, count], each eight rows of a column, to `out` [eights, 8 * count]: eight columns of a row each.
 // Nibble i of a word is row rows[i] of its eight.

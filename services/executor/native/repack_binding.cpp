@@ -1,4 +1,7 @@
+#include <nanobind/stl/optional.h>
+
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
 
 #include "services/executor/native/bindings.h"
@@ -20,13 +23,20 @@ size_t row_stride(const Words& words) {
   return size_t(words.stride(0));
 }
 
-void checked_repack(Words words, Panels panels, int lane, int group_columns, size_t group_bytes) {
+void checked_repack(Words words, Panels panels, int lane, int group_columns, size_t group_bytes,
+                    std::optional<Int32s> columns) {
   const size_t count = panels.shape(0);
   const size_t width = count ? words.shape(1) / count : 0;
-  const size_t blocks = words.shape(0) / 4;
-  if ((width != 16 && width != 32) || words.shape(1) != width * count || words.shape(0) % 4 || lane < 0 ||
-      lane + width > 32) {
-    throw std::invalid_argument("words must be 4 for each block of 32 columns, and 16 or 32 lanes of each panel");
+  const size_t blocks = columns ? columns->size() / 32 : words.shape(0) / 4;
+  if ((width != 16 && width != 32) || words.shape(1) != width * count || lane < 0 || lane + width > 32) {
+    throw std::invalid_argument("words must be those of 16 or 32 lanes of each panel");
+  }
+  if ((columns ? columns->size() : words.shape(0) * 8) % 32) {
+    throw std::invalid_argument("the columns of the words must be a multiple of 32");
+  }
+  for (size_t i = 0; columns && i < columns->size(); i++) {
+    const int32_t column = columns->data()[i];
+    if (column < 0 || size_t(column) >= words.shape(0) * 8) throw std::invalid_argument("words have no such column");
   }
   if (group_columns < 32 || group_columns % 32 || blocks * 32 % group_columns ||
       group_bytes < size_t(group_columns) * 16 || panels.shape(1) != blocks * 32 / group_columns * group_bytes ||
@@ -37,7 +47,7 @@ void checked_repack(Words words, Panels panels, int lane, int group_columns, siz
                            lane,          int(width),      int(count)};
   const size_t stride = row_stride(words);
   nb::gil_scoped_release release;
-  repack_nibbles(words.data(), stride, int(blocks), to);
+  repack_nibbles(words.data(), stride, columns ? columns->data() : nullptr, int(blocks), to);
 }
 
 void checked_turn(Words words, NewWords out, const std::vector<int>& rows) {
@@ -58,9 +68,11 @@ void checked_turn(Words words, NewWords out, const std::vector<int>& rows) {
 }  // namespace
 
 void bind_repack(nb::module_& module) {
-  module.def("repack_nibbles", &checked_repack, nb::arg("words").noconvert(), nb::arg("panels").noconvert(),
-             nb::arg("lane"), nb::arg("group_columns"), nb::arg("group_bytes"),
-             "Fills 16 or 32 lanes of panels [P, bytes] from `lane` on with the codes in words [K / 8, rows].");
+  module.def(
+      "repack_nibbles", &checked_repack, nb::arg("words").noconvert(), nb::arg("panels").noconvert(), nb::arg("lane"),
+      nb::arg("group_columns"), nb::arg("group_bytes"), nb::arg("columns").noconvert() = nb::none(),
+      "Fills 16 or 32 lanes of panels [P, bytes] from `lane` on with the codes in words [K / 8, rows], those of\n"
+      "`columns` int32 in this order, or all of them.");
   module.def("turn_nibbles", &checked_turn, nb::arg("words").noconvert(), nb::arg("out").noconvert(), nb::arg("rows"),
              "Words [K, n] of eight rows as words [K / 8, 8 n] of eight columns; rows[i] is the row of nibble i.");
 }

@@ -237,8 +237,8 @@ def _grouped(
 
     is_symmetric = bool((zeros == 1 << (weights.bits - 1)).all())
     format_ = GroupedFormat(weights.bits, width, is_symmetric, index is not None)
-    can_stay = nibble_words is not None and index is None
-    return QuantizedTensor(layer.name, layer.shape, format_, read, activations, read_nibbles if can_stay else None)
+    packed = None if nibble_words is None else read_nibbles
+    return QuantizedTensor(layer.name, layer.shape, format_, read, activations, packed)
 
 
 def _zeros(layer: StoredLayer, weights: WeightSettings, groups: int) -> Int16:

@@ -108,7 +108,7 @@ class GptqScheme:
             return NibbleMatrix(words[:, start:stop], *numbers(start, stop))
 
         format_ = GroupedFormat(bits, width, is_symmetric, index is not None)
-        can_stay = bits == nibbles.BITS and columns % nibbles.COLUMNS == 0 and index is None
+        can_stay = bits == nibbles.BITS and columns % nibbles.COLUMNS == 0
         return QuantizedTensor(layer.name, layer.shape, format_, read, read_nibbles=read_nibbles if can_stay else None)
 
     def _settings_for(self, module: str) -> _Settings:

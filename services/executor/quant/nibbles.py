@@ -19,7 +19,7 @@ COLUMNS = 8
 
 @dataclass(frozen=True, slots=True)
 class NibbleMatrix:
-    """A `GroupedMatrix` of 4 bits in neighbouring groups, eight columns of a row in a word, from the low bits up."""
+    """A `GroupedMatrix` of 4 bits, eight columns of a row in a word, from the low bits up."""
 
     words: UInt32  # [K / 8, N]
     scales: Float32  # [N, G]

@@ -61,7 +61,7 @@ def quantized(name: str, matrix: QuantizedMatrix) -> QuantizedTensor:
     def read(first: int, last: int) -> QuantizedMatrix:
         return matrix.take_rows(slice(first, last))
 
-    has_nibbles = isinstance(matrix, GroupedMatrix) and matrix.bits == 4 and matrix.group_index is None
+    has_nibbles = isinstance(matrix, GroupedMatrix) and matrix.bits == 4
     if not has_nibbles or matrix.shape[1] % 8:
         return QuantizedTensor(name, matrix.shape, matrix.format, read)
 

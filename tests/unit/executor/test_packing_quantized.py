@@ -258,16 +258,17 @@ def test_fp8_nan_is_found(code: int) -> None:
 @given(
     st.sampled_from([32, 64, 128, 256]),
     st.booleans(),
+    st.none() | st.integers(0, 5),
     st.sampled_from([(64, 96, 4, 2, 32), (128, 160, 2, 2, 64), (256, 512, 3, 1, 64)]),
     st.integers(1, 3),
 )
 def test_nibbles_that_stay_packed_become_the_same_bytes(
-    size: int, is_symmetric: bool, sizes: tuple[int, int, int, int], threads: int
+    size: int, is_symmetric: bool, order: int | None, sizes: tuple[int, int, int, int], threads: int
 ) -> None:
     hidden, inner, heads, kv_heads, head_size = sizes
     spec = replace(SPEC, layer_count=1, hidden_size=hidden, intermediate_size=inner, head_count=heads,
                    kv_head_count=kv_heads, head_size=head_size)  # fmt: skip
-    checkpoint = made(spec, Grouped(4, size, is_symmetric))
+    checkpoint = made(spec, Grouped(4, size, is_symmetric, order))
     found = packed(checkpoint, threads=threads).buffer.copy()
     for name, tensor in checkpoint.tensors.items():
         if isinstance(tensor, QuantizedTensor):

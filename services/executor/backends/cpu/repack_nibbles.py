@@ -6,15 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kernels import _native
+from services.executor.backends.cpu.column_order import groups_of_parts
 from services.executor.backends.cpu.formats import group_bytes, group_size, has_zero
+from services.executor.backends.cpu.gather import Gather
 from services.executor.backends.cpu.layout import Int32
 from services.executor.backends.cpu.panels import EncodedRows, UnfitWeights, write_rows
 from services.executor.backends.cpu.quantize import to_half
 from services.executor.models.weights import Bytes, QuantizedTensor
-from services.executor.quant.matrix import GroupedFormat
+from services.executor.quant.matrix import GroupedFormat, GroupedMatrix
 from services.executor.quant.nibbles import BITS, NibbleMatrix
 
 
@@ -24,19 +25,24 @@ class NibbleEncoder:
 
     format: str
     read: Callable[[int, int], NibbleMatrix]
-    groups: NDArray[np.intp]  # the stored scale of each packed group
+    columns: Int32 | None  # of the stored matrix, in the packed one's order; None: as they are
+    groups: Gather  # the stored scale of each packed group
 
     @classmethod
     def of(cls, format_: str, tensor: QuantizedTensor, source: Int32) -> NibbleEncoder | None:
-        """None where codes, columns or groups do not stay what they are."""
-        stored, read, width = tensor.format, tensor.read_nibbles, tensor.shape[1]
+        """None where codes or groups do not stay what they are, or columns of zeros come between."""
+        stored, read = tensor.format, tensor.read_nibbles
         if read is None or not isinstance(stored, GroupedFormat) or not format_.startswith(("q4g", "q4z")):
             return None
-        size = group_size(format_)
-        stays = np.array_equal(source, np.arange(width)) and stored.group_size % size == 0
-        if not stays or not (stored.is_symmetric or has_zero(format_)):
+        if (source < 0).any() or not (stored.is_symmetric or has_zero(format_)):
             return None
-        return cls(format_, read, np.arange(0, width, size) // stored.group_size)
+        row = tensor.read(0, 1)
+        assert isinstance(row, GroupedMatrix)
+        groups = groups_of_parts(row.column_groups()[source], group_size(format_))
+        if groups is None:
+            return None
+        is_same = np.array_equal(source, np.arange(tensor.shape[1]))
+        return cls(format_, read, None if is_same else source, Gather.of(groups, row.scales.shape[1]))
 
     def write(self, panels: Bytes, lanes: slice, rows: Int32) -> int:
         """Fills lanes of panels [P, bytes of a panel] with rows by number, -1 being one of zeros.
@@ -44,8 +50,8 @@ class NibbleEncoder:
         How many scales were rounded. Raises UnfitWeights.
         """
         found = self._take(rows)
-        halves, rounded = to_half(found.scales[:, self.groups])
-        zeros = found.zeros[:, self.groups]
+        halves, rounded = to_half(self.groups.take(found.scales))
+        zeros = self.groups.take(found.zeros)
         if has_zero(self.format):
             numbers = EncodedRows(None, halves, zeros=zeros.astype(np.int8))
         elif (zeros == 1 << (BITS - 1)).all():
@@ -53,7 +59,8 @@ class NibbleEncoder:
         else:
             raise UnfitWeights("has zero points other than its format says")
         words = np.ascontiguousarray(found.words) if found.words.strides[1] != 4 else found.words
-        _native.repack_nibbles(words, panels, lanes.start, group_size(self.format), group_bytes(self.format))
+        size, group = group_size(self.format), group_bytes(self.format)
+        _native.repack_nibbles(words, panels, lanes.start, size, group, self.columns)
         write_rows(self.format, panels, lanes, numbers)
         return rounded
 
