@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.cli.common import add_address, failures, gateway, gateway_address, in_words, parser
-from quire.cli.sampling import add_sampling, options
+from quire.cli.patience import patience
+from quire.cli.sampling import add_sampling, defaults, options
 from quire.client import Client, ClientError
 
 HELP = "/new begins anew, /quit (or Ctrl-D) ends, Ctrl-C stops an answer"
@@ -28,7 +29,9 @@ def run(argv: Sequence[str]) -> int:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  line editing and history for input()
     with failures("chat"), gateway(given) as client:
-        print(f"{given.model or ', '.join(model.name for model in client.models())}: {HELP}")
+        models = client.models()
+        chosen = defaults(models, given.model) | options(given)
+        print(f"{given.model or ', '.join(model.name for model in models)}: {HELP}")
         lead = [{"role": "system", "content": given.system}] if given.system else []
         messages = list(lead)
         while (text := _ask()) is not None:
@@ -36,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
                 messages = list(lead)
             elif text:
                 messages.append({"role": "user", "content": text})
-                answer = _answer(client, messages, options(given), gateway_address(given))
+                answer = _answer(client, messages, chosen, gateway_address(given))
                 if answer is None:
                     messages.pop()
                 else:
@@ -60,9 +63,13 @@ def _ask() -> str | None:
 def _answer(client: Client, messages: list[dict[str, str]], chosen: dict[str, Any], address: str) -> str | None:
     """Streams an answer. Ctrl-C ends it and keeps what was said; None where it failed, which is printed."""
     said: list[str] = []
-    with contextlib.closing(client.stream(messages, **chosen)) as pieces:
+    with (
+        patience(client) as watch,
+        contextlib.closing(client.stream(messages, **chosen, request_id=watch.request_id)) as pieces,
+    ):
         try:
             for piece in pieces:
+                watch.heard()
                 said.append(piece.text)
                 print(piece.text, end="", flush=True)
         except KeyboardInterrupt:

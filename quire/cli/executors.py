@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 
 from quire.cli.common import add_address, failures, gateway, parser
 from quire.cli.plain import plain
 from quire.cli.tables import align
-from quire.v1 import scheduler_pb2
+from quire.v1 import scheduler_pb2, types_pb2
 
 
 def run(argv: Sequence[str]) -> int:
@@ -37,7 +38,22 @@ def run(argv: Sequence[str]) -> int:
     with failures("executors"), gateway(given) as client:
         executors = client.executors() if given.action == "list" else client.change_executor(given.action, given.target)
         print(json.dumps([plain(executor) for executor in executors]) if given.json else _table(executors))
+        for model in unserved(client.models(), executors):
+            print(f"quire executors: {waits(model)}", file=sys.stderr)
     return 0
+
+
+def unserved(
+    models: Iterable[types_pb2.ModelDescription], executors: Iterable[scheduler_pb2.ExecutorStatus]
+) -> list[str]:
+    """Models, of those on offer, that no executor takes requests for. An alias is served where a member is."""
+    taken = {executor.description.model.name for executor in executors if executor.connected and not executor.draining}
+    return [model.name for model in models if taken.isdisjoint(model.members or [model.name])]
+
+
+def waits(model: str) -> str:
+    """What becomes of requests for a model that is unserved, and what to do."""
+    return f"no executor takes requests for {model}: they wait until one does (`quire executors add HOST:PORT`)"
 
 
 def _table(executors: list[scheduler_pb2.ExecutorStatus]) -> str:

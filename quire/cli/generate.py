@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.cli.common import Failure, add_address, failures, gateway, parser
+from quire.cli.patience import Watch, patience
 from quire.cli.plain import plain
-from quire.cli.sampling import add_sampling, options
+from quire.cli.sampling import add_sampling, defaults, options
 from quire.client import Answer, Client, Prompt
 
 
@@ -33,19 +34,24 @@ def run(argv: Sequence[str]) -> int:
     given = args.parse_args(argv)
     text = sys.stdin.read() if given.prompt == "-" else given.prompt
     prompt: Prompt = [{"role": "user", "content": text}] if given.chat else text
-    chosen = options(given) | {"beam_width": given.beams, "length_penalty": given.length_penalty}
     with failures("generate"), gateway(given) as client:
-        if given.json:
-            print(json.dumps(_plain(client.generate(prompt, **chosen))))
-        else:
-            _stream(client, prompt, chosen)
+        # A search draws nothing.
+        chosen = {} if given.beams else defaults(client.models(), given.model)
+        chosen |= options(given) | {"beam_width": given.beams, "length_penalty": given.length_penalty}
+        with patience(client) as watch:
+            chosen["request_id"] = watch.request_id
+            if given.json:
+                print(json.dumps(_plain(client.generate(prompt, **chosen))))
+            else:
+                _stream(client, prompt, chosen, watch)
     return 0
 
 
-def _stream(client: Client, prompt: Prompt, chosen: dict[str, Any]) -> None:
+def _stream(client: Client, prompt: Prompt, chosen: dict[str, Any], watch: Watch) -> None:
     reason, said = None, False
     try:
         for piece in client.stream(prompt, **chosen):
+            watch.heard()
             print(piece.text, end="", flush=True)
             reason, said = piece.finish_reason or reason, True
     finally:

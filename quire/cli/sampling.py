@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
+
+from quire.v1 import types_pb2
+
+TEMPERATURE = 0.7
+"""Where the model states none. At the API's own default, 1, small models ramble."""
 
 
 def add_sampling(to: argparse.ArgumentParser, *, max_tokens: int) -> None:
     """Flags for the model and how to sample; the server checks the values."""
     to.add_argument("--model", default="", help="model name (default: the only one)")
     to.add_argument("--max-tokens", type=int, default=max_tokens, help=f"longest answer (default: {max_tokens})")
-    to.add_argument("--temperature", type=float, help="0 always takes the likeliest token (default: 1)")
+    to.add_argument(
+        "--temperature",
+        type=float,
+        help=f"0 always takes the likeliest token (default: the model's own, else {TEMPERATURE})",
+    )
     to.add_argument("--top-p", type=float, help="sample among the likeliest tokens of this total probability")
     to.add_argument("--top-k", type=int, help="sample among this many likeliest tokens")
     to.add_argument("--seed", type=int, help="equal seeds give equal answers")
@@ -32,6 +42,13 @@ def urgency(given: argparse.Namespace) -> dict[str, int]:
 
 
 def options(given: argparse.Namespace) -> dict[str, Any]:
-    """The flags as options of the client's calls."""
+    """The flags that were given, as options of the client's calls."""
     names = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
-    return {name: getattr(given, name) for name in names} | urgency(given)
+    return {name: value for name in names if (value := getattr(given, name)) is not None} | urgency(given)
+
+
+def defaults(models: Iterable[types_pb2.ModelDescription], name: str) -> dict[str, Any]:
+    """Options that nobody gave: as the publisher of the model, of those on offer, would have it sampled."""
+    found = [model for model in models if name in ("", model.name)]
+    fields = found[0].default_sampling.ListFields() if len(found) == 1 else []
+    return {"temperature": TEMPERATURE} | {field.name: value for field, value in fields}

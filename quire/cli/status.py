@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from quire.cli.common import add_address, api_key, gateway_address, in_words, parser
+from quire.cli.executors import state, unserved, waits
 from quire.cli.plain import plain
 from quire.cli.status_kv import kv_report, kv_text
 from quire.cli.status_queue import queue_report, queue_text
@@ -90,7 +91,8 @@ async def _services(live: RunState) -> list[dict[str, Any]]:
 
 def _gateway(address: str, key: str) -> dict[str, Any]:
     """Models, queue and KV as the gateway at `address` states them; `error` says why where it does not."""
-    empty: dict[str, Any] = {"models": [], "queue": {}, "queues": None, "kv": {}, "executors": [], "version": ""}
+    empty: dict[str, Any] = {"models": [], "queue": {}, "queues": None, "kv": {}, "executors": []}
+    empty |= {"unserved": [], "version": ""}
     with grpc.insecure_channel(address) as channel:
         try:
             status = gateway_pb2_grpc.AdminServiceStub(channel).GetStatus(
@@ -108,7 +110,8 @@ def _gateway(address: str, key: str) -> dict[str, Any]:
         "error": f"the {absent} does not answer" if absent else None,
         "version": status.version,
         "models": [plain(model) for model in models.models],
-        "executors": [plain(executor) for executor in scheduler.executors],
+        "executors": [plain(executor) | {"state": state(executor)} for executor in scheduler.executors],
+        "unserved": unserved(models.models, scheduler.executors) if status.HasField("scheduler") else [],
         "queue": {
             "open_requests": status.open_request_count,
             "running": scheduler.running_count,
@@ -147,9 +150,10 @@ def _text(report: dict[str, Any]) -> str:
         if model := description.get("model"):
             holds[description["executor_id"]] = f" of {model['name']} on {executor['target']}"
             how = f"{description['backend']} backend, {description['device']}, {description['dtype']}"
-            lines.append(f"executor {executor['target']}: {model['name']}, {how}")
+            lines.append(f"executor {executor['target']}: {model['name']}, {executor['state']}, {how}")
         elif executor["connected"]:
             lines.append(f"executor {executor['target']}: no model")
+    lines += [waits(model) for model in report.get("unserved", ())]
     for pool in report["kv"].get("pools", ()):
         counts = f"{pool['free_count']} free, {pool['cached_count']} cached, {pool['leased_count']} in use"
         kind = f"{_word(pool['pool']['tier'])} {_word(pool['pool']['format'])}"

@@ -64,6 +64,7 @@ def describe_loaded(
                 architecture=spec.architecture,
                 parameter_count=model.parameter_count,
                 loaded_at=model.loaded_at,
+                default_sampling=model.default_sampling,
             ),
             backend=backend.name,
             dtype=backend.dtype,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.v1 import types_pb2
 from services.common.errors import QuireError, Reason
 from services.common.kv_policy import KvPolicy
 from services.common.sizes import format_size, parse_size
@@ -17,6 +18,7 @@ from services.executor.admission import ModelLimits
 from services.executor.backends.base import Backend, KvShape
 from services.executor.capacity import KvDemand, kv_shape, served_context
 from services.executor.memory import measure
+from services.executor.sampling_defaults import read_sampling
 from services.executor.settings import ExecutorSettings
 from services.executor.tiers.lower_tiers import LowerTiers, open_tiers
 from services.executor.tiers.pools import PoolMap, device_pools
@@ -39,6 +41,7 @@ class LoadedModel:
     parameter_count: int
     loaded_at: int  # Unix seconds
     tiers: LowerTiers | None = None
+    default_sampling: types_pb2.SamplingParams | None = None  # what the publisher says
 
     @property
     def limits(self) -> ModelLimits:
@@ -118,6 +121,7 @@ def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
         tokenizer_fingerprint=hashlib.sha256(bundle).hexdigest(),
         parameter_count=sum(math.prod(part) for part in expected_shapes(loaded.backend.spec).values()),
         loaded_at=int(time.time()),
+        default_sampling=read_sampling(path),
     )
 
 

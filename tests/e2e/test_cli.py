@@ -62,6 +62,8 @@ class Cli:
 
 def make_cli(folder: Path) -> Cli:
     model = make_succ_model(folder / "model", {ord(a): ord(b) for a, b in pairwise("abcd")})
+    stated = model / "generation_config.json"
+    stated.write_text(json.dumps(json.loads(stated.read_text()) | {"temperature": 0.5}))
     return Cli(folder, model, port_range())
 
 
@@ -84,6 +86,8 @@ def test_status_shows_every_service_healthy(cli: Cli) -> None:
     assert [s["name"] for s in status["services"]] == ["kvmanager", "executor-1", "executor-2", "scheduler", "gateway"]
     assert all(s["healthy"] and s["restarts"] == 0 and s["pid"] > 0 for s in status["services"])
     assert [model["name"] for model in status["models"]] == ["tiny"]
+    assert status["models"][0]["default_sampling"]["temperature"] == 0.5
+    assert status["unserved"] == []
     assert status["queue"] == {"open_requests": 0, "running": 0, "waiting": 0, "preemptions": 0}
     assert sum(pool["free_count"] for pool in status["kv"]["pools"]) > 0
     assert "model tiny" in cli("status").stdout
@@ -162,9 +166,10 @@ def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         done = cli.up("--http-port", str(port), check=False)
     assert done.returncode == 1
-    assert done.stderr == (
-        f"quire up: gateway HTTP port {port} is taken by another program; free it or choose another with --http-port\n"
-    )
+    moved = "--http-port PORT moves it, --port-base PORT moves all ports"
+    assert done.stderr.endswith(f" (process {os.getpid()}); {moved}\n")
+    assert done.stderr.startswith(f"quire up: port {port} is taken by ")
+    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run" / "state.json").exists()
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
 
 import grpc
 import pytest
 
-from quire.v1 import gateway_pb2, gateway_pb2_grpc
+from quire.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
 
 
 class Gateway(gateway_pb2_grpc.AdminServiceServicer, gateway_pb2_grpc.InferenceServiceServicer):
@@ -18,13 +18,19 @@ class Gateway(gateway_pb2_grpc.AdminServiceServicer, gateway_pb2_grpc.InferenceS
     def __init__(self) -> None:
         self.status = gateway_pb2.GetStatusResponse(version="1")
         self.authorizations: list[Any] = []  # of the calls for the status
+        self.models: list[types_pb2.ModelDescription] = []
+        self.change_executor: Callable[[Any, Any], gateway_pb2.ChangeExecutorResponse] | None = None
 
     def GetStatus(self, request: Any, context: Any) -> gateway_pb2.GetStatusResponse:
         self.authorizations.append(dict(context.invocation_metadata()).get("authorization"))
         return self.status
 
     def ListModels(self, request: Any, context: Any) -> gateway_pb2.ListModelsResponse:
-        return gateway_pb2.ListModelsResponse()
+        return gateway_pb2.ListModelsResponse(models=self.models)
+
+    def ChangeExecutor(self, request: Any, context: Any) -> gateway_pb2.ChangeExecutorResponse:
+        assert self.change_executor is not None
+        return self.change_executor(request, context)
 
 
 @pytest.fixture

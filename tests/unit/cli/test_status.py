@@ -54,10 +54,25 @@ def test_blocks_are_named_by_model_and_executor(
     scheduler.kv.pools.add(executor_id="a", free_count=7, pool=BF16_ON_DEVICE)
     cli.main(["status", "--address", address])
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "executor 127.0.0.1:1: m, cpu backend, cpu avx2, 2 threads, q4_1",
+        "executor 127.0.0.1:1: m, in use, cpu backend, cpu avx2, 2 threads, q4_1",
         "executor 127.0.0.1:2: no model",
         "kv blocks of m on 127.0.0.1:1, device bf16: 7 free, 0 cached, 0 in use",
     ]
+
+
+def test_a_model_that_nobody_serves_is_named(gateway: tuple[Gateway, str], capsys: pytest.CaptureFixture[str]) -> None:
+    made, address = gateway
+    made.models.append(types_pb2.ModelDescription(name="m", architecture="llama"))
+    drained = made.status.scheduler.executors.add(target="127.0.0.1:1", connected=True, draining=True)
+    drained.description.model.name = "m"
+    made.status.scheduler.kv.SetInParent()
+    assert cli.main(["status", "--json", "--address", address]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["unserved"], report["executors"][0]["state"]) == (["m"], "drained")
+    cli.main(["status", "--address", address])
+    lines = capsys.readouterr().out.splitlines()
+    assert "executor 127.0.0.1:1: m, drained,  backend, , " in lines
+    assert lines[-1].startswith("no executor takes requests for m: they wait")
 
 
 def test_a_service_is_healthy_only_by_its_own_word() -> None:
