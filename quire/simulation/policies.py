@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from quire.simulation.executor import ModelledExecutor, PaddedExecutor
 from services.kvmanager.manager import KvManager
 from services.scheduler.loop import limits
-from services.scheduler.policy import PolicyName
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.state import UNLIMITED, Limits
 
@@ -34,10 +33,10 @@ def policy(name: str, settings: SchedulerSettings) -> Policy:
     """
     whole = {"lookahead_tokens": UNLIMITED}
     ways: dict[str, tuple[dict[str, Any], type[ModelledExecutor]]] = {
-        "fair": ({"policy": PolicyName.FAIR}, ModelledExecutor),
-        "fcfs": ({"policy": PolicyName.FCFS}, ModelledExecutor),
-        "static": ({"policy": PolicyName.STATIC, **whole}, PaddedExecutor),
-        "no-preemption": ({"policy": PolicyName.FAIR, **whole}, ModelledExecutor),
+        "fair": ({"policy": "fair"}, ModelledExecutor),
+        "fcfs": ({"policy": "fcfs"}, ModelledExecutor),
+        "static": ({"policy": "static", **whole}, PaddedExecutor),
+        "no-preemption": ({"policy": "fair", **whole}, ModelledExecutor),
     }
     changes, executor = ways[name]
     return Policy(name, limits(settings.model_copy(update=changes)), executor)

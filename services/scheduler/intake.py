@@ -6,7 +6,6 @@ import math
 
 from quire.v1 import scheduler_pb2
 from services.common.errors import QuireError, Reason
-from services.scheduler.policy import Infeasible
 from services.scheduler.room import asked_tokens
 from services.scheduler.sequence import Request
 from services.scheduler.state import Model, State
@@ -69,7 +68,7 @@ def check_deadline(state: State, model: Model, request: Request, now: float) -> 
 
     The estimate takes the queue to move at the speed of prefill: while all room is taken, it is too short.
     """
-    if state.limits.infeasible is not Infeasible.REFUSE or request.deadline_at is None:
+    if state.limits.infeasible != "refuse" or request.deadline_at is None:
         return
     speeds = prompt_speeds(state, request.model)
     if not speeds:

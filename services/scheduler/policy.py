@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from services.scheduler.queue import ArrivalQueue, FairQueue, WaitingQueue
 
@@ -13,19 +12,12 @@ if TYPE_CHECKING:
     from services.scheduler.state import Executor
 
 
-class PolicyName(enum.StrEnum):
-    """Policies by the names that settings know."""
-
-    FAIR = "fair"  # deadlines, priorities with ageing, fairness between tenants
-    FCFS = "fcfs"  # first come, first served
-    STATIC = "static"  # the same in batches: the next one begins when the last has ended
-
-
-class Infeasible(enum.StrEnum):
-    """What becomes of a request whose first token cannot come before its deadline."""
-
-    LAST = "last"  # it waits behind all others
-    REFUSE = "refuse"  # it is refused as soon as it arrives
+PolicyName = Literal["fair", "fcfs", "static"]
+"""Deadlines, priorities with ageing and fairness between tenants; first come, first served; the same in batches, of
+which the next one begins when the last has ended."""
+Infeasible = Literal["last", "refuse"]
+"""What becomes of a request whose first token cannot come before its deadline: it waits behind all others, or it is
+refused as soon as it arrives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +37,25 @@ class Policy:
 
 def fair(ageing_seconds: float = 10.0) -> Policy:
     """Whoever is next in the fair order enters as soon as there is room."""
-    return Policy(PolicyName.FAIR, lambda: FairQueue(ageing_seconds), overtakes=True, keeps_places=True)
+    return Policy("fair", lambda: FairQueue(ageing_seconds), overtakes=True, keeps_places=True)
 
 
 def first_come() -> Policy:
     """By arrival alone, as soon as there is room. To compare with."""
-    return Policy(PolicyName.FCFS, ArrivalQueue)
+    return Policy("fcfs", ArrivalQueue)
 
 
 def static_batches() -> Policy:
     """By arrival alone, and only into an executor that has nothing left to do. To compare with."""
-    return Policy(PolicyName.STATIC, ArrivalQueue, gathers=True)
+    return Policy("static", ArrivalQueue, gathers=True)
 
 
 def make_policy(name: PolicyName, ageing_seconds: float) -> Policy:
     """The policy of that name. `ageing_seconds` is the fair one's."""
     match name:
-        case PolicyName.FAIR:
+        case "fair":
             return fair(ageing_seconds)
-        case PolicyName.FCFS:
+        case "fcfs":
             return first_come()
-        case PolicyName.STATIC:
+        case "static":
             return static_batches()

@@ -28,14 +28,12 @@ class SchedulerSettings(ServiceSettings):
     )
     max_queued: int = Field(4096, ge=1, description="sequences that may wait before new requests are refused")
     max_queued_tenant: int = Field(2048, ge=1, description="the same for the sequences of one tenant")
-    policy: PolicyName = Field(PolicyName.FAIR, description="order of the queue; fcfs and static are to compare with")
+    policy: PolicyName = Field("fair", description="order of the queue; fcfs and static are to compare with")
     ageing_seconds: float = Field(10.0, gt=0, description="waiting that raises a priority by one, up to the highest")
     output_cost: float = Field(
         2.0, ge=0, le=1000, description="what an output token costs a tenant of its share, in prompt tokens"
     )
-    infeasible: Infeasible = Field(
-        Infeasible.LAST, description="what becomes of requests that cannot meet their deadline"
-    )
+    infeasible: Infeasible = Field("last", description="what becomes of requests that cannot meet their deadline")
     grant_ms: float = Field(20.0, gt=0, description="steps granted at a time, in milliseconds of measured steps")
     lookahead_tokens: int = Field(64, ge=1, description="token slots reserved ahead of need")
     resume_seconds: float = Field(30.0, ge=0, description="how long requests wait for a lost executor or kvmanager")

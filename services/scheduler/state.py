@@ -36,7 +36,7 @@ class Limits:
     max_queued: int = 4096
     max_queued_tenant: int = 2048
     policy: Policy = field(default_factory=fair)
-    infeasible: Infeasible = Infeasible.LAST
+    infeasible: Infeasible = "last"
     output_cost: float = 2.0  # of an output token beside one of a prompt
     grant_seconds: float = 0.020
     gap_seconds: float = 0.150  # of a step that prefills beside sequences which decode, at most

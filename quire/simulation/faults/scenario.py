@@ -127,7 +127,7 @@ def draw(seed: int) -> Scenario:
         lookahead=rng.choice([1, 4, 8, 16]),
         step_tokens=rng.choice([0, 0, 8, 16]),
         max_queued=rng.choice([1000, 1000, 1000, 6]),
-        policy=rng.choice([PolicyName.FAIR, PolicyName.FAIR, PolicyName.FAIR, PolicyName.FCFS]),
+        policy=rng.choice(["fair", "fair", "fair", "fcfs"]),
         requests=requests,
         faults=faults,
     )

@@ -63,12 +63,13 @@ def test_what_is_meant() -> None:
 
 @pytest.mark.parametrize("role", ["gateway", "scheduler", "kvmanager", "executor"])
 def test_flags_of_services(role: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong flag is one line here too."""
+    """Values are shown as they are to be written, and a wrong flag is one line here too."""
     with pytest.raises(SystemExit) as end:
         cli.main(["serve", role, "--help"])
     assert end.value.code == 0
     said = capsys.readouterr().out
     assert "--log-level {debug,info,warning,error}" in said
+    assert not [word for word in said.split() if word.startswith("{") and word != word.lower()]
     with pytest.raises(SystemExit) as end:
         cli.main(["serve", role, "--log-levle", "debug"])
     assert end.value.code == 2

@@ -9,14 +9,14 @@ from quire.v1 import scheduler_pb2
 from services.scheduler import requests
 from services.scheduler.intake import PATIENCE_SECONDS
 from services.scheduler.metrics import TENANTS, SchedulerMetrics
-from services.scheduler.policy import Infeasible, fair
+from services.scheduler.policy import fair
 from services.scheduler.state import Limits
 from tests.unit.scheduler.sim import Harness, submit
 from tests.unit.scheduler.sim_executor import describe
 from tests.unit.scheduler.test_batcher import place
 
 RATE = 100.0  # prompt tokens per second
-REFUSE = Limits(lookahead_tokens=8, infeasible=Infeasible.REFUSE)
+REFUSE = Limits(lookahead_tokens=8, infeasible="refuse")
 
 
 def slow(limits: Limits | None = None, rate: float = RATE) -> Harness:
@@ -68,7 +68,7 @@ def test_what_runs_takes_no_room_in_the_queue() -> None:
 
 
 def test_a_resumed_request_is_taken_whatever_waits() -> None:
-    harness = slow(Limits(max_queued=1, infeasible=Infeasible.REFUSE))
+    harness = slow(Limits(max_queued=1, infeasible="refuse"))
     assert not refusal(harness, submit(1, [1]))
     resumed = submit(2, [1] * 500, deadline_ms=10)
     resumed.progress.add(choice=0, token_ids=[5])
@@ -171,7 +171,7 @@ def test_the_estimate_counts_what_comes_before() -> None:
 
 
 def test_the_estimate_counts_what_executors_compute_already() -> None:
-    harness = slow(Limits(lookahead_tokens=8, infeasible=Infeasible.REFUSE, step_tokens=10))
+    harness = slow(Limits(lookahead_tokens=8, infeasible="refuse", step_tokens=10))
     harness.state.kv_connected = True
     harness.send(submit(1, [1] * 100))
     assert "100 tokens are computed before" in refusal(harness, submit(2, [2] * 10, deadline_ms=5))  # asked for
@@ -191,7 +191,7 @@ def test_what_expired_is_never_computed() -> None:
 
 
 def test_targets_change_the_order_and_fail_nothing() -> None:
-    harness = slow(Limits(lookahead_tokens=8, infeasible=Infeasible.REFUSE, policy=fair()))
+    harness = slow(Limits(lookahead_tokens=8, infeasible="refuse", policy=fair()))
     harness.send(submit(1, [1] * 10), submit(2, [2] * 10, target_first_token_ms=1))
     harness.state.kv_connected = True
     harness.now += 5.0
