@@ -8,6 +8,7 @@ from typing import Literal
 from services.common.errors import invalid
 
 MethodName = Literal["rtn", "gptq", "awq", "smoothquant", "fp8"]
+MIXED_BITS = (2, 3, 4, 8)
 ScaleShape = Literal["channel", "tensor", "block"]
 
 
@@ -22,6 +23,7 @@ class Choice:
     act_order: bool = False
     fp8_scales: ScaleShape | None = None
     bits_per_weight: float | None = None  # on average; every layer gets what it needs
+    mixed_bits: tuple[int, ...] | None = None  # that it may get
 
     def __post_init__(self) -> None:
         method = self.method
@@ -39,6 +41,11 @@ class Choice:
                 raise invalid("--auto", f"it is gptq's, not {method}'s")
             if self.bits is not None:
                 raise invalid("--bits", "--auto chooses them")
+        if self.mixed_bits is not None:
+            if self.bits_per_weight is None:
+                raise invalid("--auto-bits", "it is for --auto")
+            if not self.mixed_bits or not set(self.mixed_bits) <= set(MIXED_BITS):
+                raise invalid("--auto-bits", f"{', '.join(map(str, self.mixed_bits))}: some of {MIXED_BITS}")
         if self.fp8_scales is not None and method != "fp8":
             raise invalid("--scales", f"it is fp8's, not {method}'s")
 

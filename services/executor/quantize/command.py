@@ -13,7 +13,7 @@ from services.common import log as logs
 from services.common.errors import QuireError, Reason, invalid
 from services.common.flags import FlagParser
 from services.executor.models.source import resolve
-from services.executor.quantize.choice import CalibrationSize, Choice, MethodName, ScaleShape
+from services.executor.quantize.choice import MIXED_BITS, CalibrationSize, Choice, MethodName, ScaleShape
 from services.executor.quantize.flags import add_text_flags, progress_bar
 from services.executor.text_file import read_text
 
@@ -64,6 +64,7 @@ def main(argv: Sequence[str]) -> int:
                 options.act_order,
                 options.scales,
                 _bits_per_weight(options),
+                options.auto_bits,
             ),
             text=None if options.calibration is None else read_text("--calibration", options.calibration),
             size=CalibrationSize(options.samples, options.context),
@@ -91,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of layers' matrices, on average and with scales, for --auto (default: {DEFAULT_BITS_PER_WEIGHT})",
     )
     parser.add_argument(
+        "--auto-bits",
+        type=_several,
+        metavar="N,...",
+        help=f"that --auto may choose (default: {','.join(map(str, MIXED_BITS))}; vLLM's fastest kernels take 4,8)",
+    )
+    parser.add_argument(
         "--group-size",
         type=int,
         choices=(32, 64, 128, -1),
@@ -106,6 +113,10 @@ def _parser() -> argparse.ArgumentParser:
     add_text_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
     return parser
+
+
+def _several(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(int(one) for one in text.split(",")))
 
 
 def _bits_per_weight(options: argparse.Namespace) -> float | None:

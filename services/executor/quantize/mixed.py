@@ -25,10 +25,21 @@ def stored_bytes(shape: Shape, grid: Grid) -> int:
     return 4 * words + 2 * groups * rows
 
 
+def check_bits(grids: Sequence[Grid], spec: ModelSpec, bits_per_weight: float) -> None:
+    """Raises INVALID_FIELD where so many bits do not suffice for the smallest of the grids."""
+    shapes = expected_shapes(spec)
+    matrices = [shapes[name] for name in matrix_names(spec)]
+    smallest = min(sum(stored_bytes(shape, grid) for shape in matrices) for grid in grids)
+    weights = sum(map(math.prod, matrices))
+    if _budget(bits_per_weight, weights) < smallest:
+        least = 8 * smallest / weights
+        raise invalid("--bits-per-weight", f"{bits_per_weight:g} is too few; the least is {least:.3f}")
+
+
 def spend(losses: Mapping[str, Mapping[Grid, float]], spec: ModelSpec, bits_per_weight: float) -> dict[str, Grid]:
     """A grid for every matrix by canonical name, from losses by group (`layers.3.qkv`) and grid.
 
-    Bits count all that is stored of the layers' matrices. Raises INVALID_FIELD where they are too few.
+    Bits count all that is stored of the layers' matrices. ValueError where they are too few (`check_bits`).
     """
     shapes = expected_shapes(spec)
     weights = sum(math.prod(shapes[name]) for name in matrix_names(spec))
@@ -39,12 +50,13 @@ def spend(losses: Mapping[str, Mapping[Grid, float]], spec: ModelSpec, bits_per_
         ]
         for group, own in losses.items()
     }
-    try:
-        chosen = allocate(options, int(bits_per_weight * weights / 8))
-    except ValueError as error:
-        least = 8 * sum(min(option.bytes for option in own) for own in options.values()) / weights
-        raise invalid("--bits-per-weight", f"{bits_per_weight:g} is too few; the least is {least:.3f}") from error
+    chosen = allocate(options, _budget(bits_per_weight, weights))
     return {name: option.grid for group, option in chosen.items() for name in members(group)}
+
+
+def _budget(bits_per_weight: float, weights: int) -> int:
+    """Bytes."""
+    return int(bits_per_weight * weights / 8)
 
 
 def members(group: str) -> Sequence[str]:

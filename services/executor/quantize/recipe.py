@@ -15,14 +15,13 @@ from services.executor.models.weights import expected_shapes
 from services.executor.quant import awq, compressed_tensors_pack, gptq
 from services.executor.quant.matrix import Fp8Matrix, QuantizedMatrix
 from services.executor.quant.parts import Part
-from services.executor.quantize.choice import Choice, MethodName, ScaleShape
+from services.executor.quantize.choice import MIXED_BITS, Choice, MethodName, ScaleShape
 from services.executor.quantize.grid import Grid
 from services.executor.quantize.hf_names import module_name
 from services.executor.quantize.layer import GROUPS, matrix_names
 
 FP8_BLOCK = (128, 128)
 GROUP_SIZES = (128, 64, 32)
-MIXED_BITS = (2, 3, 4, 8)
 _NEEDS_TEXT = ("gptq", "awq", "smoothquant")
 _FUSED = {"q": "self_attn.qkv_proj", "gate": "mlp.gate_up_proj"}
 """Modules that other programs make of a group of matrices, by its first."""
@@ -151,7 +150,7 @@ def candidates(choice: Choice, spec: ModelSpec) -> list[Grid]:
         sizes: Sequence[int | None] = [size for size in GROUP_SIZES if size <= largest]
     else:
         sizes = [largest]
-    return [_integers(choice, bits, size) for bits in MIXED_BITS for size in sizes]
+    return [_integers(choice, bits, size) for bits in choice.mixed_bits or MIXED_BITS for size in sizes]
 
 
 def _integers(choice: Choice, bits: int, group_size: int | None) -> Grid:

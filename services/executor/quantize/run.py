@@ -26,7 +26,7 @@ from services.executor.quantize.hf_files import model_files
 from services.executor.quantize.hf_names import module_name, plain_name
 from services.executor.quantize.layer import Layer, matrix_names, read_layer
 from services.executor.quantize.methods import Matrices, Method, find_method
-from services.executor.quantize.mixed import spend
+from services.executor.quantize.mixed import check_bits, spend
 from services.executor.quantize.output_folder import OutputFolder
 from services.executor.quantize.plain import DTYPES, plain_format, plain_part, stored_plain, top_names
 from services.executor.quantize.recipe import Recipe, candidates, plan
@@ -69,6 +69,8 @@ def quantize_model(request: Request, out: Path, bar: Bar) -> Report:
     checkpoint = open_checkpoint(request.path)
     spec = checkpoint.spec
     recipe = plan(request.choice, spec)
+    if request.choice.bits_per_weight is not None:
+        check_bits(candidates(request.choice, spec), spec, request.choice.bits_per_weight)
     if recipe.needs_text and not 2 <= request.size.context <= spec.context_length:
         raise invalid("--context", f"{request.size.context} is not in 2..{spec.context_length}, the model's own")
     plain = plain_format(checkpoint)
@@ -177,7 +179,7 @@ def _identity(request: Request, checkpoint: Checkpoint, recipe: Recipe) -> Mappi
         "model": [[name, found.st_size, found.st_mtime_ns] for name, found in status],
         "quantization": recipe.label(),
         "method": str(recipe),
-        "bits per weight": request.choice.bits_per_weight,
+        "bits per weight": [request.choice.bits_per_weight, request.choice.mixed_bits],
         "calibration": [text, request.size.samples, request.size.context] if recipe.needs_text else None,
     }
 

@@ -22,7 +22,7 @@ from services.executor.quantize.choice import CalibrationSize, Choice
 from services.executor.quantize.differentiable import Angles, logits, run_layer
 from services.executor.quantize.grid import Grid, round_to_nearest
 from services.executor.quantize.layer import GROUPS, matrix_names, read_layer
-from services.executor.quantize.mixed import spend, stored_bytes
+from services.executor.quantize.mixed import check_bits, spend, stored_bytes
 from services.executor.quantize.recipe import candidates, plan
 from services.executor.quantize.sensitivity import measure_losses
 from services.executor.quantize.stream import embed
@@ -143,7 +143,7 @@ def test_a_run_that_was_ended_keeps_its_choice(tmp_path: Path, monkeypatch: pyte
         patch.setattr(run, "find_method", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.quantize_model(request(source, AUTO), tmp_path / "out", no_bar)
-    with pytest.raises(QuireError, match=r"bits per weight was 5\.0, not 5\.5"):
+    with pytest.raises(QuireError, match=r"bits per weight was \[5\.0, None\], not \[5\.5, None\]"):
         run.quantize_model(request(source, replace(AUTO, bits_per_weight=5.5)), tmp_path / "out", no_bar)
     monkeypatch.setattr(run, "measure_losses", lambda *args, **more: 1 / 0)  # is not measured again
     run.quantize_model(request(source, AUTO), tmp_path / "out", no_bar)
@@ -152,8 +152,35 @@ def test_a_run_that_was_ended_keeps_its_choice(tmp_path: Path, monkeypatch: pyte
 
 
 def test_too_few_bits(tmp_path: Path) -> None:
+    """That is known before anything is measured or written."""
+    path, out = make_rand_model(tmp_path / "model"), tmp_path / "out"
+    for bits, mixed in ((2.0, None), (4.0, (4, 8))):
+        choice = replace(AUTO, bits_per_weight=bits, mixed_bits=mixed)
+        with pytest.raises(
+            QuireError, match=rf"--bits-per-weight: {bits:g} is too few; the least is \d\.\d+"
+        ) as refused:
+            run.quantize_model(request(path, choice), out, no_bar)
+        assert refused.value.reason is Reason.INVALID_FIELD
+    assert not out.exists()
+
+
+def test_the_least_that_is_said_suffices(tmp_path: Path) -> None:
     spec = open_checkpoint(make_rand_model(tmp_path / "model")).spec
-    losses = {f"layers.{i}.{g}": {Grid(2, 32, True, torch.float16): 1.0} for i in range(2) for g in GROUPS}
-    with pytest.raises(QuireError, match=r"--bits-per-weight: 2 is too few; the least is \d\.\d+") as refused:
-        spend(losses, spec, 2.0)
-    assert refused.value.reason is Reason.INVALID_FIELD
+    grid = Grid(2, 32, True, torch.float16)
+    with pytest.raises(QuireError) as refused:
+        check_bits([grid], spec, 2.0)
+    least = float(str(refused.value).rpartition(" ")[2]) + 0.001
+    check_bits([grid], spec, least)
+    losses = {f"layers.{i}.{g}": {grid: 1.0} for i in range(2) for g in GROUPS}
+    assert set(spend(losses, spec, least).values()) == {grid}
+
+
+def test_only_the_bits_that_are_allowed(tmp_path: Path) -> None:
+    path = make_rand_model(tmp_path / "model")
+    choice = replace(AUTO, bits_per_weight=6.0, mixed_bits=(4, 8))
+    report = run.quantize_model(request(path, choice), tmp_path / "out", no_bar)
+    assert {grid.bits for grid in report.recipe.grids.values()} == {4, 8}
+    with pytest.raises(QuireError, match=r"--auto-bits: 4, 5: some of \(2, 3, 4, 8\)"):
+        replace(AUTO, mixed_bits=(4, 5))
+    with pytest.raises(QuireError, match="--auto-bits: it is for --auto"):
+        Choice("gptq", mixed_bits=(4,))
