@@ -43,6 +43,7 @@ def place(
 ) -> None:
     """Gives a reserving sequence its place; it enters with the executor's next plan."""
     request, stay = sequence.request, sequence.sequence_id
+    returns = sequence.preempted
     sequence.move(Phase.RUNNING)
     sequence.preempted = False
     sequence.executor = executor
@@ -63,7 +64,8 @@ def place(
     state.touched[executor] = None
     executor.expected_tokens += sequence.expected_output - sequence.output_length
     counters = executor.counters
-    if sequence.output_length == 0 or sequence.beam is None:  # each step of a search forks what is no prompt
+    is_prompt = sequence.output_length == 0 or sequence.beam is None  # each step of a search forks what is none
+    if is_prompt and not returns:
         counters.prefix_query_tokens += len(sequence.token_ids)
         counters.prefix_hit_tokens += granted.cached_tokens
     if not request.started:
