@@ -157,6 +157,7 @@ class Ledger:
     def shares(self) -> dict[Account, float]:
         """Each one's part, 0 to 1, of what was served lately."""
         before = self._marks[0][1] if self._marks else {}
-        costs = {account: account.cost - before.get(account, 0.0) for account in self._accounts.values()}
+        # What was taken back since may be more than what was served.
+        costs = {account: max(0.0, account.cost - before.get(account, 0.0)) for account in self._accounts.values()}
         total = sum(costs.values())
         return {account: cost / total if total > 0 else 0.0 for account, cost in costs.items()}

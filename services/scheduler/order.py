@@ -83,6 +83,17 @@ def head(offers: list[tuple[float, int, Line]]) -> Line | None:
     return None
 
 
+def _second(offers: list[tuple[float, int, Line]]) -> Line | None:
+    """The first line of another tenant than the head's."""
+    first = offers[0][2]
+    own = []
+    while (line := head(offers)) is first:
+        own.append(heapq.heappop(offers))
+    for offer in own:
+        heapq.heappush(offers, offer)
+    return line
+
+
 class FairOrder:
     """Sequences in that order. `now` in seconds never runs back."""
 
@@ -111,12 +122,15 @@ class FairOrder:
         account.queued_count += 1
         self._priorities[request.priority] += 1
 
-    def peek(self, now: float) -> Sequence | None:
-        """The next one, still held."""
+    def peek(self, now: float, beside: Account | None = None) -> Sequence | None:
+        """The next one, still held; `beside` a tenant, the next one of others in the same class."""
         if not self._priorities:
             return None
         first = self._first_level(max(self._priorities), now)
-        best = min((line for level, line in self._heads() if level >= first), key=attrgetter("key", "number"))
+        lines = (line for level, line in self._heads(beside) if level >= first)
+        best = min(lines, default=None, key=attrgetter("key", "number"))
+        if best is None:
+            return None
         return min(_first(line) for level, line in best.account.lines.items() if level >= first and line.count)[1]
 
     def pop(self, sequence: Sequence) -> None:
@@ -193,15 +207,17 @@ class FairOrder:
         """Virtual time of the tenant that was served least of those that wait; without any, of the last one chosen."""
         return min((line.key for _, line in self._heads()), default=self._reached)
 
-    def _heads(self) -> list[tuple[int, Line]]:
-        """The first line of each level."""
+    def _heads(self, beside: Account | None = None) -> list[tuple[int, Line]]:
+        """The first line of each level, but for one tenant's."""
         found = []
         for level, offers in list(self._levels.items()):
             line = head(offers)
             if line is None:
                 del self._levels[level]
-            else:
+            elif line.account is not beside:
                 found.append((level, line))
+            elif (second := _second(offers)) is not None:
+                found.append((level, second))
         return found
 
     def _lines(self) -> list[tuple[int, Line]]:

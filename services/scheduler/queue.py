@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterator
 from typing import Protocol
 
+from services.scheduler.fairness import Account
 from services.scheduler.heap import LazyHeap
 from services.scheduler.order import FairOrder, is_gone
 from services.scheduler.sequence import Request, Sequence
@@ -40,8 +41,12 @@ class WaitingQueue(Protocol):
         """The next one, still queued."""
         ...
 
+    def peek_beside(self, account: Account, now: float, prompt_speed: float) -> Sequence | None:
+        """The next one of another tenant that would have been next without this one's."""
+        ...
+
     def pop(self, sequence: Sequence) -> None:
-        """Takes out the one that `peek` returned."""
+        """Takes out the one that `peek` or `peek_beside` returned."""
         ...
 
     def remove(self, sequence: Sequence) -> None:
@@ -94,6 +99,10 @@ class FairQueue:
             self._late.push(order(sequence), sequence)
         late = self._late.peek()
         return late[1] if late is not None else None
+
+    def peek_beside(self, account: Account, now: float, prompt_speed: float) -> Sequence | None:
+        found = self._fair.peek(now, account)
+        return found if found is not None and is_feasible(found, now, prompt_speed) else None
 
     def pop(self, sequence: Sequence) -> None:
         if sequence.line is not None:
@@ -150,6 +159,10 @@ class ArrivalQueue:
     def peek(self, now: float, prompt_speed: float) -> Sequence | None:
         first = self._heap.peek()
         return first[1] if first is not None else None
+
+    def peek_beside(self, account: Account, now: float, prompt_speed: float) -> Sequence | None:
+        """Nobody goes before whoever came first."""
+        return None
 
     def pop(self, sequence: Sequence) -> None:
         self._heap.pop()

@@ -15,7 +15,7 @@ from services.scheduler.decisions import Admission
 from services.scheduler.expected import expect
 from services.scheduler.lifecycle import count_slots, fail_request, finish, place, wait_again
 from services.scheduler.loads import state_loads
-from services.scheduler.places import asked_places, open_places
+from services.scheduler.places import asked_places, takes_place
 from services.scheduler.queue import order
 from services.scheduler.restate import lose
 from services.scheduler.room import asked_tokens, queue_room
@@ -121,14 +121,17 @@ def _admissions(state: State, now: float) -> list[Ask]:
             sequence = model.queue.peek(now, speed) if open_ones else None
             if sequence is None:
                 break
-            account, allowed = sequence.request.account, open_ones
+            allowed = open_ones
             if sequence.preempted:
                 allowed = [e for e in open_ones if _fits(state, sequence, e)]
             elif state.limits.policy.keeps_places:
-                allowed = open_places(model, open_ones, account, asked[account], now)
+                found = takes_place(model, sequence, open_ones, asked, now, speed)
+                if found is None:
+                    break
+                sequence, allowed = found
             if not allowed:
                 break
-            asked[account] += 1
+            asked[sequence.request.account] += 1
             why = model.queue.reason(sequence, now)
             model.queue.pop(sequence)
             room -= len(sequence.token_ids)

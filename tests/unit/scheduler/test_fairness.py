@@ -231,6 +231,8 @@ def test_a_ledger_forgets_those_that_want_nothing_and_states_shares() -> None:
         ledger.mark(float(at))
     busy.prompt_tokens += 10
     assert ledger.shares()[busy] == 1.0
+    busy.prompt_tokens -= 60
+    assert ledger.shares()[busy] == 0.0, "what was taken back is no share below nothing"
 
 
 def test_a_first_token_does_not_wait_behind_the_prompts_of_a_flood() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from services.scheduler.fairness import IDLE_ACCOUNTS, PRESENT_SECONDS, Ledger
 from services.scheduler.policy import first_come
-from tests.unit.scheduler.sim import Harness, submit
+from tests.unit.scheduler.sim import Harness, assert_correct, submit
 from tests.unit.scheduler.test_batcher import place
-from tests.unit.scheduler.test_fairness import account_of, flood, shared
+from tests.unit.scheduler.test_fairness import account_of, flood, model_of, shared
 
 PLACES, KEPT = 16, 2
 
@@ -84,3 +84,36 @@ def test_the_forgotten_are_not_present() -> None:
     for number in range(IDLE_ACCOUNTS):
         ledger.open(f"t{number}", 1.0, now=0.0)
     assert ledger.share(busy, 0.0) > 0.3
+
+
+def test_what_none_of_the_waiting_may_have_is_not_kept() -> None:
+    """Of two tenants that wait, the one over its share has the higher priority: nobody comes before it."""
+    harness = shared(max_sequences=PLACES, max_step_tokens=512)
+    harness.send(submit(1, [1, 2, 3], 2, ignore_eos=True, tenant="light"))
+    harness.settle()
+    harness.send(submit(2, [1, 2, 3], 2, ignore_eos=True, tenant="light"))
+    flood(harness, "flood", 1000, 60, 4, 200, priority=1)
+    flood(harness, "light", 10, 10, 4, 200)
+    while running(harness, "flood") < PLACES - 1:
+        assert harness.step()
+    while running(harness, "light"):
+        assert harness.step()
+    place(harness)
+    assert running(harness, "flood") == PLACES
+
+
+def test_who_may_take_a_place_does_not_wait_behind_who_may_not() -> None:
+    """The light tenant was served far more of late, so the flood is next; but what is left is not for the flood."""
+    harness = full()
+    account_of(harness, "light").prompt_tokens += 100_000
+    harness.send(submit(2, [5, 6, 7], 100, ignore_eos=True, tenant="light"))
+    head = model_of(harness).queue.peek(harness.now, 1e6)
+    while running(harness, "light") == 0:
+        assert harness.step()
+    assert head is not None
+    assert head.request.tenant == "flood"
+    assert running(harness, "flood") == PLACES - KEPT
+    assert not any(client.ends for handle, client in harness.clients.items() if handle > 1), "nobody had to end"
+    harness.settle()
+    for handle in (2, 1000, 1059):
+        assert_correct(harness, handle)
