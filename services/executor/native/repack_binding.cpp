@@ -18,6 +18,8 @@ using Panels = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using NewWords = nb::ndarray<uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 size_t row_stride(const Words& words) {
+  if (reinterpret_cast<uintptr_t>(words.data()) % alignof(uint32_t))
+    throw std::invalid_argument("words are not aligned");
   if (words.shape(1) > 1 && words.stride(1) != 1) throw std::invalid_argument("words of a row must be neighbours");
   if (words.shape(0) > 1 && words.stride(0) < int64_t(words.shape(1))) throw std::invalid_argument("rows overlap");
   return size_t(words.stride(0));
@@ -42,6 +44,9 @@ void checked_repack(Words words, Panels panels, int lane, int group_columns, siz
       group_bytes < size_t(group_columns) * 16 || panels.shape(1) != blocks * 32 / group_columns * group_bytes ||
       group_bytes % sizeof(uint32_t)) {
     throw std::invalid_argument("panels do not have such groups");
+  }
+  if (reinterpret_cast<uintptr_t>(panels.data()) % alignof(uint32_t)) {
+    throw std::invalid_argument("panels are not aligned");
   }
   const NibblePanels to = {panels.data(), panels.shape(1), group_bytes, group_columns / 32,
                            lane,          int(width),      int(count)};

@@ -34,6 +34,9 @@ PLAIN_PARTS = frozenset((*_COMMON, "weight"))
 
 Target = str | re.Pattern[str]
 
+_ORDERS = ("false", "true", "weight", "static", "group", "dynamic")
+"""The columns' order for rounding; with `weight` and `static`, groups are neighbours all the same."""
+
 _KINDS: Mapping[str, Literal["int8", "fp8"]] = {"int": "int8", "float": "fp8"}
 
 
@@ -66,7 +69,7 @@ class WeightSettings:
             group_size=integer(label, "group_size") if strategy == "group" else -1,
             block=block,
             is_symmetric=flag(label, "symmetric") is not False,
-            is_ordered=label.get("actorder") in (True, "group", "dynamic"),
+            is_ordered=choice(label, "actorder", _ORDERS, "false") in ("true", "group", "dynamic"),
         )
 
 
@@ -219,9 +222,11 @@ def _grouped(
     groups = group_count(columns, width)
     scales = _scales(layer, weights, groups).floats().reshape(-1, groups)
     zeros = _zeros(layer, weights, groups)
-    stated = layer.parts.get("weight_g_idx")
+    stated = None
+    if "weight_g_idx" in layer.parts:
+        stated = layer.part("weight_g_idx", ("I32", "I64"), (columns,)).array()
     index = None
-    if weights.is_ordered or (stated is not None and (stated.array() >= 0).any()):  # -1: never filled
+    if weights.is_ordered or (stated is not None and (stated >= 0).any()):  # -1: never filled
         index = group_index(layer, "weight_g_idx", width, is_needed=weights.is_ordered)
 
     def numbers(start: int, stop: int) -> tuple[Float32, Int16]:

@@ -87,7 +87,7 @@ class GptqScheme:
     def open(self, layer: StoredLayer) -> QuantizedTensor:
         layer.check_parts(PARTS)
         rows, columns = layer.shape
-        settings = self._settings_for(layer.module)
+        settings = self._settings_for(layer)
         bits, width = settings.bits, group_width(layer, settings.group_size)
         groups = group_count(columns, width)
         words = layer.part("qweight", ("I32",), (word_count(columns, bits), rows)).array().view(np.uint32)
@@ -111,10 +111,12 @@ class GptqScheme:
         can_stay = bits == nibbles.BITS and columns % nibbles.COLUMNS == 0
         return QuantizedTensor(layer.name, layer.shape, format_, read, read_nibbles=read_nibbles if can_stay else None)
 
-    def _settings_for(self, module: str) -> _Settings:
-        """Those of the first rule that matches; matrices that rules exclude are plain and never come here."""
+    def _settings_for(self, layer: StoredLayer) -> _Settings:
+        """Those of the first rule that matches."""
         for rule, own in self._rules:
-            if rule.match(module):
+            if rule.match(layer.module):
+                if own is None:
+                    raise layer.refused("is stored quantized, but the label's dynamic rules leave it as it is")
                 return _Settings.of({**self._label, **own})
         return self._settings
 
@@ -165,11 +167,14 @@ def pack(matrix: GroupedMatrix, zero_format: ZeroFormat) -> dict[str, Part]:
     }
 
 
-def _rules(dynamic: Any) -> list[tuple[re.Pattern[str], Label]]:
-    """Patterns of module names with the settings that replace the common ones; `-:` marks plain matrices."""
+def _rules(dynamic: Any) -> list[tuple[re.Pattern[str], Label | None]]:
+    """Patterns of module names with the settings that replace the common ones; None for matrices that stay plain."""
     if not isinstance(dynamic, dict) or not all(isinstance(own, dict) for own in dynamic.values()):
         raise load_failed(f"quantization_config: dynamic is {dynamic!r}, expected settings by pattern")
-    return [(pattern("dynamic", key, "+:"), own) for key, own in dynamic.items() if not key.startswith("-:")]
+    return [
+        (pattern("dynamic", key, "-:"), None) if key.startswith("-:") else (pattern("dynamic", key, "+:"), own)
+        for key, own in dynamic.items()
+    ]
 
 
 def _writer(label: Label) -> str:

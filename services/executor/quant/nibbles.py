@@ -29,8 +29,14 @@ class NibbleMatrix:
         return replace(self, words=self.words.take(rows, axis=1), scales=self.scales[rows], zeros=self.zeros[rows])
 
 
+def aligned(words: UInt32) -> UInt32:
+    """The same as native code can read them: words of a row side by side, none across the bounds of words in memory."""
+    is_ready = words.flags.aligned and words.strides[1] == words.itemsize
+    return words if is_ready else np.require(np.ascontiguousarray(words), requirements="A")
+
+
 def turn_eights(words: UInt32, rows: Sequence[int]) -> UInt32:
     """Words [K, n] of eight rows for each column as words [K / 8, 8 n] of eight columns; nibble i is row `rows[i]`."""
     out = np.empty((len(words) // COLUMNS, words.shape[1] * 8), np.uint32)
-    _native.turn_nibbles(words, out, rows)
+    _native.turn_nibbles(aligned(words), out, rows)
     return out

@@ -13,9 +13,10 @@ Word = TypeVar("Word", bound=str)
 Label = Mapping[str, Any]
 """A `quantization_config`, or a part of one."""
 
-
-_MOST_LETTERS, _MOST_REPEATS = 1000, 5
+_MOST_LETTERS = 1000
 """Of a pattern."""
+_MOST_REPEATS = 5
+"""The same: of parts that repeat."""
 
 
 class Scheme(Protocol):

@@ -16,7 +16,7 @@ from services.executor.backends.cpu.panels import EncodedRows, UnfitWeights, wri
 from services.executor.backends.cpu.quantize import to_half
 from services.executor.models.weights import Bytes, QuantizedTensor
 from services.executor.quant.matrix import GroupedFormat, GroupedMatrix
-from services.executor.quant.nibbles import BITS, NibbleMatrix
+from services.executor.quant.nibbles import BITS, NibbleMatrix, aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class NibbleEncoder:
             numbers = EncodedRows(None, halves)
         else:
             raise UnfitWeights("has zero points other than its format says")
-        words = np.ascontiguousarray(found.words) if found.words.strides[1] != 4 else found.words
+        words = aligned(found.words)
         size, group = group_size(self.format), group_bytes(self.format)
         _native.repack_nibbles(words, panels, lanes.start, size, group, self.columns)
         write_rows(self.format, panels, lanes, numbers)
@@ -66,7 +66,10 @@ class NibbleEncoder:
 
     def _take(self, rows: Int32) -> NibbleMatrix:
         is_real = rows >= 0
-        wanted = rows if is_real.all() else np.where(is_real, rows, rows.max(initial=0))
+        wanted = rows
+        if not is_real.all():
+            real = rows[is_real] if is_real.any() else np.zeros(1, np.int32)
+            wanted = real[np.maximum(np.cumsum(is_real) - 1, 0)]
         first = int(wanted.min())
         found = self.read(first, int(wanted.max()) + 1)
         if found.words.shape[1] != len(rows) or (np.diff(wanted) != 1).any():

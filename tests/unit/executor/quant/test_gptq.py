@@ -135,6 +135,13 @@ def test_rules_of_gptqmodel_give_matrices_their_own_settings() -> None:
     refused(lambda: scheme(common, dynamic=rules).open(layer(matrix.shape, pack(matrix, "gptq_v2"))), "qweight is I32")
 
 
+def test_what_a_rule_leaves_plain_is_not_stored_quantized() -> None:
+    matrix = grouped(24, 96, 4, 32)
+    parts = layer(matrix.shape, pack(matrix, "gptq_v2"))
+    refused(lambda: scheme(matrix, dynamic={"-:.*up_proj": {}, "+:.*": {}}).open(parts), "rules leave it as it is")
+    assert_same(scheme(matrix, dynamic={"-:.*down_proj": {}}).open(parts), matrix)
+
+
 def index_part(first: int) -> Part:
     """Groups in falling order, which is right where the first is 2."""
     index = 2 - np.arange(96) // 32

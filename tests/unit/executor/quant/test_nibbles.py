@@ -76,6 +76,15 @@ def test_eights_are_turned() -> None:
                 assert int(turned[column // 8, 8 * word + row]) >> 4 * (column % 8) & 15 == code
 
 
+def test_files_need_not_align_their_words() -> None:
+    words = np.random.default_rng(2).integers(0, 1 << 32, (16, 3), np.uint32)
+    odd = np.frombuffer(b"x" + words.tobytes(), np.uint8)[1:].view(np.uint32).reshape(16, 3)
+    assert not odd.flags.aligned
+    np.testing.assert_array_equal(turn_eights(odd, range(8)), turn_eights(words, range(8)))
+    with pytest.raises(ValueError, match="not aligned"):
+        _native.turn_nibbles(odd, np.zeros((2, 24), np.uint32), range(8))
+
+
 def test_what_the_native_code_refuses() -> None:
     words, out = np.zeros((16, 32), np.uint32), np.zeros((2, 256), np.uint32)
     for given, to, rows in (
