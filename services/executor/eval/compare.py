@@ -30,6 +30,7 @@ from services.executor.eval.options import (
     find_frame,
     load,
     progress,
+    token_count,
 )
 from services.executor.eval.scores import Difference, Score, differences, perplexity_interval, score
 from services.executor.eval.text import reads_alike, tokenize
@@ -48,7 +49,8 @@ DESCRIPTION = f"""Compares models on the same text: size, perplexity, agreement 
 
 The first model is the reference, or the one that --reference names. All see the same windows of the same tokens, as
 `quire eval perplexity --help` describes them. Without --text the reference writes the text itself, {DRAWN_TOKENS:,}
-tokens at temperature 1 from fixed seeds. Only the reference and one other model are in memory at a time.
+tokens at temperature 1 from fixed seeds. The reference is in memory all the time and computed anew
+beside each of the others, or beside --at-once of them.
 
 bits/weight      bits on disk per parameter, embeddings and norms included
 perplexity       with the interval that holds it at {CONFIDENCE:.0%}, from windows drawn again and again (bootstrap)
@@ -76,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
         frame = find_frame(choices, options.context, options.stride)
         _check_vocabularies(choices)
         report = {"text": None if options.text is None else Path(options.text).name} | asdict(frame)
-        report |= _compare(choices, options.threads, text, options.tokens, frame)
+        report |= _compare(choices, options.threads, text, options.tokens, frame, options.at_once)
         print(json.dumps(report) if options.json else table(report), flush=True)
         if options.plot is not None:
             _plot(report, options.plot)
@@ -89,14 +91,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--reference", metavar="MODEL", help="what the others are compared with (default: the first)")
     add_compute_flags(parser)
     add_text_flags(parser)
+    parser.add_argument(
+        "--at-once",
+        type=token_count,
+        default=1,
+        metavar="N",
+        help="models in memory beside the reference: more take more memory and less time (default: 1)",
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw quality over size, and speed")
     return parser
 
 
 def _compare(
-    choices: Sequence[Choice], threads: int, text: str | None, tokens: int | None, frame: Frame
+    choices: Sequence[Choice], threads: int, text: str | None, tokens: int | None, frame: Frame, at_once: int
 ) -> dict[str, Any]:
-    """Loads one model after the other beside the reference, the first; what was found."""
+    """Loads some models after the others beside the reference, the first; what was found."""
     names = _names(choices)
     room = max(frame.context, PROMPT_TOKENS + OUTPUT_TOKENS)
     reference = load(choices[0], threads, room, MOST_SEQUENCES if text is None else 1)
@@ -104,16 +113,19 @@ def _compare(
     count = sum(len(passage.ids) for passage in passages)
     rows = [_describe(names[0], reference)]
     scores: list[Score] = []
-    for number, choice in enumerate(choices[1:], 1):
-        candidate = load(choice, threads, room)
-        if text is not None and not reads_alike(text, tokens, passages[0], reference, candidate):
-            raise invalid("MODEL", f"{choice.model} reads this text otherwise than the reference")
-        rows.append(_describe(names[number], candidate))
-        with progress(f"{names[number]} ({number} of {len(choices) - 1})", count) as done:
-            both = score([reference, candidate], passages, frame, done)
-        scores += both[len(scores) > 0 :]
-        del candidate
-        gc.collect()  # or the next model is loaded beside this one
+    for first in range(1, len(choices), at_once):
+        candidates = []
+        for name, choice in list(zip(names, choices, strict=True))[first : first + at_once]:
+            candidates.append(load(choice, threads, room))
+            if text is not None and not reads_alike(text, tokens, passages[0], reference, candidates[-1]):
+                raise invalid("MODEL", f"{choice.model} reads this text otherwise than the reference")
+            rows.append(_describe(name, candidates[-1]))
+        last = first + len(candidates) - 1
+        with progress(f"{', '.join(names[first : last + 1])} ({last} of {len(choices) - 1})", count) as done:
+            found = score([reference, *candidates], passages, frame, done)
+        scores += found[len(scores) > 0 :]
+        del candidates
+        gc.collect()  # or the next models are loaded beside these
     if not scores:
         with progress(names[0], count) as done:
             scores = score([reference], passages, frame, done)

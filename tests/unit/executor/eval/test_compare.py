@@ -88,6 +88,17 @@ def test_differences_are_of_pairs(tmp_path: Path, models: tuple[Path, Path], tex
         assert pair["is_certain"] == (low > 0)
 
 
+def test_several_at_once_say_the_same(
+    tmp_path: Path, models: tuple[Path, Path], text: Path, evaluate: Evaluate
+) -> None:
+    others = [make_rand_model(tmp_path / f"other-{seed}", seed=seed) for seed in (7, 8)]
+    shared = [*models, *others, "--dtype", "fp32", "--text", text, "--context", "32"]
+    one, two = evaluate("compare", *shared), evaluate("compare", *shared, "--at-once", "2")
+    assert one["differences"] == two["differences"]
+    for name in ("model", "nll", "kl_mean", "top1_agreement"):
+        assert [row[name] for row in one["models"]] == [row[name] for row in two["models"]]
+
+
 def test_a_reference_of_its_own_comes_first(models: tuple[Path, Path], text: Path, evaluate: Evaluate) -> None:
     plain, nudged = models
     shared = ["--dtype", "fp32", "--text", text, "--tokens", "60"]
