@@ -91,6 +91,7 @@ def compare(models: Sequence[Path], text: Path, options: argparse.Namespace) -> 
     """What `quire eval compare` finds."""
     command = ["eval", "compare", *map(str, models), "--text", str(text), "--backend", options.backend]
     command += ["--context", str(options.context), "--stride", str(options.context), "--json"]
+    command += ["--at-once", str(options.at_once)]
     command += ["--tokens", str(options.tokens)] if options.tokens else []
     command += ["--plot", str(options.plot)] if options.plot else []
     return _quire(command)[0]
@@ -167,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples", type=int, default=128, help="of calibration (default: 128)")
     parser.add_argument("--context", type=int, default=2048, help="tokens per window (default: 2048)")
     parser.add_argument("--tokens", type=int, help="only the first N tokens are scored")
+    parser.add_argument("--at-once", type=int, default=4, help="models in memory when they are compared (default: 4)")
     parser.add_argument("--backend", default="auto", help="what computes (default: auto)")
     parser.add_argument("--plot", type=Path, help="draw the comparison")
     return parser
