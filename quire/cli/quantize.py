@@ -1,19 +1,11 @@
-"""`quire quantize`: makes a quantized checkpoint of a model. Needs torch, which only it and the executor may import."""
+"""`quire quantize`: makes a quantized checkpoint of a model."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
+
+from quire.cli.needs_torch import run_with_torch
 
 
 def run(argv: Sequence[str]) -> int:
-    if importlib.util.find_spec("torch") is None:
-        print("quire quantize: needs PyTorch, which is not installed (pip install 'quire-llm[torch]')", file=sys.stderr)
-        return 1
-    from services.executor.openmp import yield_soon
-
-    yield_soon()  # before torch is imported
-    from services.executor.quantize.command import main
-
-    return main(argv)
+    return run_with_torch("quantize", "services.executor.quantize.command", argv)
