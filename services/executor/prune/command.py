@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.common import log as logs
-from services.common.errors import QuireError, Reason, invalid
+from services.common.errors import invalid
 from services.common.flags import FlagParser
-from services.executor.models.source import resolve
 from services.executor.prune.target import Target
-from services.executor.quantize.choice import CalibrationSize
-from services.executor.quantize.flags import add_text_flags, progress_bar
-from services.executor.text_file import read_text
+from services.executor.quantize.flags import add_model_flags, add_text_flags, run_command, source_of
+from services.executor.quantize.progress import progress_bar
 
 if TYPE_CHECKING:
     from services.executor.prune.run import Report
 
-DESCRIPTION = """Makes a smaller model of the same vocabulary: a folder in Hugging Face's layout, in 16 bits.
+DESCRIPTION = """Makes a smaller model of the same vocabulary: a folder in Hugging Face's layout, all in 16 bits.
 
 On some text it is measured what each layer, each channel of the MLPs and each head adds to the model's stream; what
 adds least is taken out. Heads that share keys and values go together. With --distill-minutes, what is left then learns
@@ -32,49 +28,40 @@ The smaller model can be served by itself, quantized (quire quantize), or compar
 
 EXAMPLES = """examples:
   quire prune smollm2 --layers 24 --calibration book.txt --distill-minutes 10 --out smollm2-24
-  quire prune ~/models/my-llama --mlp-width 4096 --heads 24 --calibration book.txt --out my-llama-narrow"""
+  quire prune ~/models/my-llama --mlp-width 4096 --heads 16 --calibration book.txt --out my-llama-narrow"""
 
 
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 done, 1 where the model cannot be loaded or computed, 2 for a wrong flag or text."""
     options = _parser().parse_args(argv)
-    logs.configure("prune", "warning", "text")
+    return run_command("prune", lambda: _made(options))
+
+
+def _made(options: argparse.Namespace) -> str:
+    """Makes the model; what to tell of it."""
     from services.executor.prune.run import Request, prune_model  # not for --help: torch takes its time
 
-    out = Path(options.out)
-    try:
-        if not 0 <= options.distill_minutes < float("inf"):
-            raise invalid("--distill-minutes", f"{options.distill_minutes:g} is no time")
-        request = Request(
-            source=options.model,
-            path=resolve(options.model),
-            target=Target(options.layers, options.mlp_width, options.heads),
-            text=None if options.calibration is None else read_text("--calibration", options.calibration),
-            size=CalibrationSize(options.samples, options.context),
-            distill_seconds=60 * options.distill_minutes,
-            threads=options.threads,
-        )
-        report = prune_model(request, out, progress_bar)
-    except QuireError as error:
-        print(f"quire prune: {error}", file=sys.stderr)
-        return 2 if error.reason is Reason.INVALID_FIELD else 1
-    print(json.dumps(_plain(report, options.model, out)) if options.json else _table(report, out), flush=True)
-    return 0
+    seconds, out = 60 * options.distill_minutes, Path(options.out)
+    if not 0 <= seconds < float("inf"):
+        raise invalid("--distill-minutes", f"{options.distill_minutes:g} is no time")
+    target = Target(options.layers, options.mlp_width, options.heads)
+    report = prune_model(Request(source_of(options), target, seconds), out, progress_bar)
+    return json.dumps(_plain(report, options.model, out)) if options.json else _table(report, out)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = FlagParser(prog="quire prune", description=DESCRIPTION, epilog=EXAMPLES)
-    parser.add_argument("model", metavar="MODEL", help="folder, .gguf file, hub id or catalogue entry")
-    parser.add_argument("--out", required=True, metavar="DIR", help="an empty or new folder, or an unfinished one")
+    add_model_flags(parser)
     left = parser.add_argument_group("what is left (default: all of it)")
     left.add_argument("--layers", type=int, metavar="N", help="of the model")
     left.add_argument("--mlp-width", type=int, metavar="N", help="channels of each layer's MLP")
-    left.add_argument("--heads", type=int, metavar="N", help="of each layer's attention, that query")
+    left.add_argument(
+        "--heads", type=int, metavar="N", help="of each layer's attention, that query; not all numbers fit a model"
+    )
     parser.add_argument(
         "--distill-minutes", type=float, default=0.0, metavar="X", help="of learning from the whole model (default: 0)"
     )
     add_text_flags(parser)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
     return parser
 
 

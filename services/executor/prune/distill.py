@@ -18,6 +18,7 @@ from torch import Tensor
 
 from services.executor.models.spec import ModelSpec
 from services.executor.quantize.differentiable import Angles, logits, run_layer
+from services.executor.quantize.finite import check_computed
 from services.executor.quantize.layer import Layer
 
 MOST_HELD_BACK = 8
@@ -69,7 +70,10 @@ class Learned:
 def distill(
     model: Model, lesson: Lesson, seconds: float, done: Callable[[int], object], clock: Callable[[], float]
 ) -> Learned:
-    """Learns for so long. `lesson` has two samples at least; `done` hears of every second that is over."""
+    """Learns for so long. `lesson` has two samples at least; `done` hears of every second that is over.
+
+    Raises NOT_FINITE as soon as the divergence is no number.
+    """
     count = len(lesson.entering)
     held = min(MOST_HELD_BACK, max(1, count // 10))
     learned, held_back = lesson.part(slice(count - held)), lesson.part(slice(count - held, count))
@@ -126,8 +130,10 @@ def _mean_divergence(model: Model, lesson: Lesson) -> float:
 
 
 def _divergence(model: Model, lesson: Lesson, row: int) -> Tensor:
-    """Of one sample: KL from what the whole model says, mean over tokens."""
+    """Of one sample: KL from what the whole model says, mean over tokens. Raises NOT_FINITE."""
     with torch.no_grad():
         wanted = logits(lesson.leaving[row], lesson.final_norm, model.head, model.spec).log_softmax(-1)
     found = model.scores(lesson.entering[row : row + 1])[0].log_softmax(-1)
-    return F.kl_div(found, wanted, log_target=True, reduction="batchmean")
+    divergence = F.kl_div(found, wanted, log_target=True, reduction="batchmean")
+    check_computed("the divergence from the whole model", divergence.detach())
+    return divergence

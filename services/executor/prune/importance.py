@@ -14,6 +14,7 @@ from torch import Tensor
 from services.executor.models.spec import ModelSpec
 from services.executor.models.weights import Checkpoint
 from services.executor.quantize.differentiable import Angles, run_layer
+from services.executor.quantize.finite import check_computed
 from services.executor.quantize.layer import Layer, read_layer
 from services.executor.quantize.stream import embed
 
@@ -45,7 +46,7 @@ class Kept:
 
 
 def measure(checkpoint: Checkpoint, tokens: NDArray[np.int32], done: Callable[[int], object]) -> Measured:
-    """For tokens [S, T]. Calls `done(1)` after each layer."""
+    """For tokens [S, T]. Calls `done(1)` after each layer. Raises MODEL_LOAD_FAILED and NOT_FINITE."""
     spec, angles = checkpoint.spec, Angles.of(checkpoint.spec, tokens.shape[1])
     hidden = embed(checkpoint, tokens)
     found = []
@@ -58,6 +59,7 @@ def measure(checkpoint: Checkpoint, tokens: NDArray[np.int32], done: Callable[[i
                 out = run_layer(layer, spec, angles, x, parts.look)
                 turned += float((1 - F.cosine_similarity(x, out, dim=-1)).mean())
                 x[:] = out
+            check_computed(f"what leaves layer {index}", hidden)
             found.append(LayerImportance(turned / len(hidden), parts.channels(), parts.groups()))
             done(1)
     return Measured(found, hidden)

@@ -22,15 +22,24 @@ class Target:
 
     def smaller(self, spec: ModelSpec) -> ModelSpec:
         """The spec of what is left. Raises INVALID_FIELD for what the model does not have."""
-        share = spec.head_count // spec.kv_head_count
         layers = _checked("--layers", self.layers, spec.layer_count)
         width = _checked("--mlp-width", self.mlp_width, spec.intermediate_size)
         heads = _checked("--heads", self.heads, spec.head_count)
-        if heads % share:
-            raise invalid("--heads", f"{share} heads share their keys and values, so {heads} cannot be left")
-        return replace(
-            spec, layer_count=layers, intermediate_size=width, head_count=heads, kv_head_count=heads // share
-        )
+        fitting = _head_counts(spec)
+        if heads not in fitting:
+            raise invalid("--heads", f"{heads} cannot be left of this model, but {', '.join(map(str, fitting))} can")
+        keys = heads * spec.kv_head_count // spec.head_count
+        return replace(spec, layer_count=layers, intermediate_size=width, head_count=heads, kv_head_count=keys)
+
+
+def _head_counts(spec: ModelSpec) -> list[int]:
+    """How many heads may be left: all of those that share keys and values, and what transformers allows.
+
+    Its Llama wants the hidden size to be a multiple of the heads, also where their size is given.
+    """
+    whole = spec.head_count
+    counts = range(whole // spec.kv_head_count, whole, whole // spec.kv_head_count)
+    return [count for count in counts if spec.architecture != "llama" or spec.hidden_size % count == 0] + [whole]
 
 
 def _checked(field: str, asked: int | None, most: int) -> int:

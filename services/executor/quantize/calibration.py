@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +14,25 @@ from numpy.typing import NDArray
 from services.common.errors import invalid
 from services.executor.eval.drawn import MOST_SEQUENCES, draw_passages
 from services.executor.eval.options import Choice, load
+from services.executor.models.spec import ModelSpec
 from services.executor.models.tokenizer_bundle import load_bundle
-from services.executor.quantize.choice import CalibrationSize
+from services.executor.quantize.choice import CalibrationSize, Source
+from services.executor.quantize.progress import Bar
 
 Int32 = NDArray[np.int32]
 
 _LETTERS_A_TOKEN = 32  # of a file, so much is read at most
+
+
+def given_text(source: Source, spec: ModelSpec) -> Int32 | None:
+    """Samples of the text that was given, before any work is done; None where the model shall write it.
+
+    Raises INVALID_FIELD.
+    """
+    size = source.size
+    if not 2 <= size.context <= spec.context_length:
+        raise invalid("--context", f"{size.context} is not in 2..{spec.context_length}, the model's own")
+    return None if source.text is None else cut_text(source.text, source.path, spec.vocab_size, size)
 
 
 def cut_text(text: str, model: Path, vocab_size: int, size: CalibrationSize) -> Int32:
@@ -45,11 +57,11 @@ def cut_text(text: str, model: Path, vocab_size: int, size: CalibrationSize) -> 
     return samples if start is None else np.insert(samples, 0, start, axis=1)
 
 
-def draw_text(model: str, threads: int, size: CalibrationSize, drawn: Callable[[int], object]) -> Int32:
-    """Samples [samples, context] that the model writes; it is in memory as long as it does.
-
-    `drawn` hears of tokens as they come.
-    """
-    loaded = load(Choice("MODEL", model, "auto", "auto"), threads, size.context, MOST_SEQUENCES)
-    passages = draw_passages(loaded, size.samples * (size.context - 1), size.context - 1, drawn)
+def draw_text(source: Source, bar: Bar) -> Int32:
+    """Samples [samples, context] that the model writes; it is in memory as long as it does."""
+    size = source.size
+    loaded = load(Choice("MODEL", source.name, "auto", "auto"), source.threads, size.context, MOST_SEQUENCES)
+    count = size.samples * (size.context - 1)
+    with bar("drawing text", 0, count, "tok") as drawn:
+        passages = draw_passages(loaded, count, size.context - 1, drawn)
     return np.array([[*passage.prefix, *passage.ids] for passage in passages], np.int32)

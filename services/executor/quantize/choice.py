@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from services.common.errors import invalid
 
 MethodName = Literal["rtn", "gptq", "awq", "smoothquant", "fp8"]
 MIXED_BITS = (2, 3, 4, 8)
+MOST_BITS = 32
 ScaleShape = Literal["channel", "tensor", "block"]
 
 
@@ -41,6 +43,8 @@ class Choice:
                 raise invalid("--auto", f"it is gptq's, not {method}'s")
             if self.bits is not None:
                 raise invalid("--bits", "--auto chooses them")
+            if not 0 < self.bits_per_weight <= MOST_BITS:
+                raise invalid("--bits-per-weight", f"{self.bits_per_weight:g} is not in 0..{MOST_BITS}")
         if self.mixed_bits is not None:
             if self.bits_per_weight is None:
                 raise invalid("--auto-bits", "it is for --auto")
@@ -56,3 +60,14 @@ class CalibrationSize:
 
     samples: int
     context: int  # tokens of a sample
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model to make a smaller one of, and the text that it is measured on."""
+
+    name: str  # as the user named it
+    path: Path
+    text: str | None  # None: what the model writes itself
+    size: CalibrationSize
+    threads: int  # 0: as many as torch takes

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from services.common import log as logs
-from services.common.errors import QuireError, Reason, invalid
+from services.common.errors import invalid
 from services.common.flags import FlagParser
-from services.executor.models.source import resolve
-from services.executor.quantize.choice import MIXED_BITS, CalibrationSize, Choice, MethodName, ScaleShape
-from services.executor.quantize.flags import add_text_flags, progress_bar
-from services.executor.text_file import read_text
+from services.executor.quantize.choice import MIXED_BITS, Choice, MethodName, ScaleShape
+from services.executor.quantize.flags import add_model_flags, add_text_flags, run_command, source_of
+from services.executor.quantize.progress import progress_bar
 
 if TYPE_CHECKING:
     from services.executor.quantize.run import Report
 
 DESCRIPTION = """Makes a quantized checkpoint: a folder in Hugging Face's layout.
 
-The matrices of all layers are quantized; the embedding and the head stay as they are. Layers are read, quantized and
-written one after the other, so the memory needed is that of one layer and of the calibration text's activations. A run
-that was ended goes on where it was when it is started again with the same flags.
+The matrices of all layers are quantized. The embedding and the head are written in 16 bits: fp16 where the source's
+embedding is, else bf16. Layers are read, quantized and written one after the other, so the memory needed is that of
+one layer and of the calibration text's activations. A run that was ended goes on where it was when it is started again
+with the same flags.
 
 With --auto, gptq measures what fewer bits of each layer would cost the model, and spends them where that is most.
 
@@ -48,40 +46,31 @@ DEFAULT_BITS_PER_WEIGHT = 4.5
 def main(argv: Sequence[str]) -> int:
     """Exit status: 0 done, 1 where the model cannot be loaded or computed, 2 for a wrong flag or text."""
     options = _parser().parse_args(argv)
-    logs.configure("quantize", "warning", "text")
+    return run_command("quantize", lambda: _made(options))
+
+
+def _made(options: argparse.Namespace) -> str:
+    """Makes the checkpoint; what to tell of it."""
     from services.executor.quantize.run import Request, quantize_model  # not for --help: torch takes its time
 
+    choice = Choice(
+        options.method,
+        options.bits,
+        options.group_size,
+        options.symmetric,
+        options.act_order,
+        options.scales,
+        _bits_per_weight(options),
+        options.auto_bits,
+    )
     out = Path(options.out)
-    try:
-        request = Request(
-            source=options.model,
-            path=resolve(options.model),
-            choice=Choice(
-                options.method,
-                options.bits,
-                options.group_size,
-                options.symmetric,
-                options.act_order,
-                options.scales,
-                _bits_per_weight(options),
-                options.auto_bits,
-            ),
-            text=None if options.calibration is None else read_text("--calibration", options.calibration),
-            size=CalibrationSize(options.samples, options.context),
-            threads=options.threads,
-        )
-        report = quantize_model(request, out, progress_bar)
-    except QuireError as error:
-        print(f"quire quantize: {error}", file=sys.stderr)
-        return 2 if error.reason is Reason.INVALID_FIELD else 1
-    print(json.dumps(_plain(report, options.model, out)) if options.json else _table(report, out), flush=True)
-    return 0
+    report = quantize_model(Request(source_of(options), choice), out, progress_bar)
+    return json.dumps(_plain(report, options.model, out)) if options.json else _table(report, out)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = FlagParser(prog="quire quantize", description=DESCRIPTION, epilog=EXAMPLES)
-    parser.add_argument("model", metavar="MODEL", help="folder, .gguf file, hub id or catalogue entry")
-    parser.add_argument("--out", required=True, metavar="DIR", help="an empty or new folder, or an unfinished one")
+    add_model_flags(parser)
     parser.add_argument("--method", choices=get_args(MethodName), default="gptq", help="(default: gptq)")
     parser.add_argument("--bits", type=int, choices=(2, 3, 4, 8), help="per weight (default: 4)")
     parser.add_argument("--auto", action="store_true", help="gptq finds bits and groups for each layer by itself")
@@ -111,7 +100,6 @@ def _parser() -> argparse.ArgumentParser:
         "--scales", choices=get_args(ScaleShape), help="what shares a scale in fp8 (default: channel; block: 128x128)"
     )
     add_text_flags(parser)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
     return parser
 
 

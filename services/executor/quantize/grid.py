@@ -113,11 +113,16 @@ def _between(low: Tensor, high: Tensor, grid: Grid) -> Numbers:
         # A zero point of 0 cannot be stored everywhere, so that there is always a number below zero.
         low = torch.minimum(low, high / (1 - levels))
         scale = (high - low) / levels
-    scale = scale.to(grid.scale_dtype).float()
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))  # weights too small to be told from zero
+    stored = scale.to(grid.scale_dtype).float().clamp_(min=_least(grid.scale_dtype))
+    scale = torch.where(scale == 0, torch.ones_like(scale), stored)
     if grid.is_symmetric:
         return Numbers(scale, torch.full_like(scale, 1 << (grid.bits - 1)))
     return Numbers(scale, torch.round(-low / scale).clamp_(1, levels))
+
+
+def _least(dtype: torch.dtype) -> float:
+    """The smallest number above zero."""
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
 
 
 def _error(numbers: Numbers, weights: Tensor, grid: Grid, importance: Tensor) -> Tensor:

@@ -50,6 +50,11 @@ def model_files(path: Path, spec: ModelSpec, plain_format: str, label: Mapping[s
     return {**files, "config.json": _json(config)}
 
 
+def changed_config(config: bytes, fields: Mapping[str, Any]) -> bytes:
+    """config.json with some fields in place of its own."""
+    return _json(json.loads(config) | dict(fields))
+
+
 def config_of(spec: ModelSpec) -> dict[str, Any]:
     """config.json of a GGUF file's model."""
     return {

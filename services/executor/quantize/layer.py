@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from services.executor.backends.torch_weights import LayerWeights
-from services.executor.models.dequantize import to_float32
 from services.executor.models.spec import ModelSpec
-from services.executor.models.weights import Checkpoint, expected_shapes, load_failed
+from services.executor.models.weights import Checkpoint, expected_shapes
+from services.executor.quantize.finite import read_tensor
 
 Layer = dict[str, Tensor]
 """Tensors by their names within the layer: attention_norm, q, q_bias, ..."""
@@ -36,13 +35,7 @@ def matrix_names(spec: ModelSpec) -> list[str]:
 
 def read_layer(checkpoint: Checkpoint, index: int) -> Layer:
     """Reads one layer. Raises MODEL_LOAD_FAILED where a number is not finite."""
-    layer = {}
-    for name in layer_names(checkpoint.spec, index):
-        values = to_float32(checkpoint.tensor(f"layers.{index}.{name}"))
-        if not np.isfinite(values).all():
-            raise load_failed(f"tensor layers.{index}.{name} holds NaN or infinity")
-        layer[name] = torch.from_numpy(values)
-    return layer
+    return {name: read_tensor(checkpoint, f"layers.{index}.{name}") for name in layer_names(checkpoint.spec, index)}
 
 
 def joined(layer: Layer) -> LayerWeights:

@@ -17,6 +17,7 @@ from services.executor.models.spec import ModelSpec
 from services.executor.quant.matrix import QuantizedMatrix
 from services.executor.quantize import awq, fp8, gptq, smoothquant
 from services.executor.quantize.choice import MethodName
+from services.executor.quantize.finite import check_computed
 from services.executor.quantize.fold import fold, shared
 from services.executor.quantize.grid import Grid, round_to_nearest
 from services.executor.quantize.layer import GROUPS, Layer
@@ -32,7 +33,10 @@ class Method(Protocol):
     """Quantizes layer after layer."""
 
     def quantize(self, layer: Layer, grids: Mapping[str, Grid], stream: CalibrationStream | None) -> Matrices:
-        """Every matrix, by grids named as in the layer. Replaces its tensors by what they are from now on."""
+        """Every matrix, by grids named as in the layer. Replaces its tensors by what they are from now on.
+
+        Raises NOT_FINITE.
+        """
         ...
 
 
@@ -71,7 +75,7 @@ class Gptq:
             stream.visit(group, layer, moments.add)
             compensation = gptq.find_compensation(moments.gram, by_importance=self._act_order)
             for name in names:
-                found[name] = gptq.quantize(layer[name], compensation, grids[name])
+                found[name] = _checked(name, gptq.quantize(layer[name], compensation, grids[name]))
                 layer[name] = torch.from_numpy(found[name].dequantize())
         stream.finish(layer)
         return found
@@ -143,9 +147,15 @@ def _replace(layer: Layer, rounded: Callable[[str], QuantizedMatrix]) -> Matrice
     found = {}
     for names in GROUPS.values():
         for name in names:
-            found[name] = rounded(name)
+            found[name] = _checked(name, rounded(name))
             layer[name] = _dequantized(found[name])
     return found
+
+
+def _checked(name: str, matrix: QuantizedMatrix) -> QuantizedMatrix:
+    """The matrix, or NOT_FINITE where the format has no scales for weights so large."""
+    check_computed(f"scales of {name}", torch.from_numpy(matrix.scales))
+    return matrix
 
 
 def _dequantized(matrix: QuantizedMatrix) -> Tensor:

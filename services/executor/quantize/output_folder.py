@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class Progress:
 
 
 class OutputFolder:
-    """One folder, while a model is being made in it."""
+    """One folder, while a model is being made in it. All that writes raises INVALID_FIELD where the system refuses."""
 
     def __init__(self, path: Path, request: Mapping[str, Any]) -> None:
         """Begins, or goes on where the same request was begun. Raises INVALID_FIELD where something else is there."""
@@ -48,13 +49,21 @@ class OutputFolder:
         self._work = path / UNFINISHED
         stated = self._work / _REQUEST
         wanted = json.loads(json.dumps(request))
-        if stated.is_file():
-            _check_same(path, json.loads(stated.read_text()), wanted)
-        else:
-            if path.exists() and (not path.is_dir() or any(entry.name != UNFINISHED for entry in path.iterdir())):
-                raise invalid("--out", f"{path} is not an empty folder")
-            self._work.mkdir(parents=True, exist_ok=True)
-            _write_text(stated, json.dumps(wanted, indent=1))
+        with _writing(path):
+            if stated.is_file():
+                _check_same(path, json.loads(stated.read_text()), wanted)
+            else:
+                if path.exists() and (not path.is_dir() or any(entry.name != UNFINISHED for entry in path.iterdir())):
+                    raise invalid("--out", f"{path} is not an empty folder")
+                self._work.mkdir(parents=True, exist_ok=True)
+                _write_text(stated, json.dumps(wanted, indent=1))
+
+    def clear(self) -> None:
+        """Takes away all that an earlier run has left."""
+        with _writing(self.path):
+            for entry in (*self.path.glob("model*.safetensors*"), *self._work.iterdir()):
+                if entry.name != _REQUEST:
+                    entry.unlink()
 
     def tokens(self) -> NDArray[np.int32] | None:
         """The calibration text [S, T], where an earlier run has kept it."""
@@ -62,7 +71,8 @@ class OutputFolder:
         return _read(path, "tokens").astype(np.int32) if path.is_file() else None
 
     def keep_tokens(self, tokens: NDArray[np.int32]) -> None:
-        write_safetensors(self._work / _TOKENS, {"tokens": Part.of("I32", tokens)})
+        with _writing(self.path):
+            write_safetensors(self._work / _TOKENS, {"tokens": Part.of("I32", tokens)})
 
     def choice(self) -> Any:
         """What an earlier run kept by `keep_choice`, or None."""
@@ -71,7 +81,8 @@ class OutputFolder:
 
     def keep_choice(self, choice: Any) -> None:
         """What was decided by measuring, as JSON holds it."""
-        _write_text(self._work / _CHOICE, json.dumps(choice))
+        with _writing(self.path):
+            _write_text(self._work / _CHOICE, json.dumps(choice))
 
     def progress(self) -> Progress:
         path = self._work / _PROGRESS
@@ -82,21 +93,27 @@ class OutputFolder:
 
     def keep_layer(self, index: int, tensors: Mapping[str, Part], hidden: Tensor | None) -> None:
         """A finished layer, and the text as it leaves it."""
-        write_safetensors(self._layer(index), tensors)
         state = {"layers": Part.of("I32", np.array([index + 1]))}
         if hidden is not None:
             state["hidden"] = Part.of("F32", hidden.numpy())
-        write_safetensors(self._work / _PROGRESS, state)
+        with _writing(self.path):
+            write_safetensors(self._layer(index), tensors)
+            write_safetensors(self._work / _PROGRESS, state)
 
     def keep_top(self, tensors: Mapping[str, Part]) -> None:
         """What belongs to no layer."""
-        write_safetensors(self._work / _TOP, tensors)
+        with _writing(self.path):
+            write_safetensors(self._work / _TOP, tensors)
 
     def finish(self, layer_count: int, files: Mapping[str, bytes]) -> int:
         """Puts the parts together, with the model's other files; bytes of weights.
 
         `files` by name; the parts go away with the last of them in place.
         """
+        with _writing(self.path):
+            return self._put_together(layer_count, files)
+
+    def _put_together(self, layer_count: int, files: Mapping[str, bytes]) -> int:
         parts = [SafetensorsFile(self._work / _TOP), *(SafetensorsFile(self._layer(i)) for i in range(layer_count))]
         shards = list(_shards(parts))
         places: dict[str, str] = {}
@@ -137,7 +154,18 @@ def _check_same(path: Path, stated: Mapping[str, Any], wanted: Mapping[str, Any]
     different = [key for key in sorted(stated.keys() | wanted.keys()) if stated.get(key) != wanted.get(key)]
     if different:
         said = "; ".join(f"{key} was {stated.get(key)}, not {wanted.get(key)}" for key in different)
-        raise invalid("--out", f"{path} holds an unfinished model of another request ({said})")
+        raise invalid(
+            "--out", f"{path} holds an unfinished model of another request ({said}); delete it, or name another folder"
+        )
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """What the system refuses, such as a full disk, is said of the flag."""
+    try:
+        yield
+    except OSError as error:
+        raise invalid("--out", f"{error.filename or path}: {error.strerror}") from error
 
 
 def _read(path: Path, name: str) -> NDArray[Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,38 +15,33 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.common.errors import invalid
+from services.common.errors import QuireError
 from services.executor.models.checkpoint import open_checkpoint
 from services.executor.models.weights import Checkpoint, expected_shapes
 from services.executor.quant.parts import Part
-from services.executor.quantize.calibration import cut_text, draw_text
-from services.executor.quantize.choice import CalibrationSize, Choice
+from services.executor.quantize.calibration import draw_text, given_text
+from services.executor.quantize.choice import Choice, Source
+from services.executor.quantize.finite import check_computed
 from services.executor.quantize.grid import Grid
-from services.executor.quantize.hf_files import model_files
+from services.executor.quantize.hf_files import changed_config, model_files
 from services.executor.quantize.hf_names import module_name, plain_name
 from services.executor.quantize.layer import Layer, matrix_names, read_layer
 from services.executor.quantize.methods import Matrices, Method, find_method
 from services.executor.quantize.mixed import check_bits, spend
 from services.executor.quantize.output_folder import OutputFolder
-from services.executor.quantize.plain import DTYPES, plain_format, plain_part, stored_plain, top_names
+from services.executor.quantize.plain import DTYPES, narrowed, plain_format, plain_part, top_parts
+from services.executor.quantize.progress import Bar
 from services.executor.quantize.recipe import Recipe, candidates, plan
 from services.executor.quantize.sensitivity import SAMPLES, measure_losses
 from services.executor.quantize.stream import CalibrationStream, embed
-
-Bar = Callable[[str, int, int, str], AbstractContextManager[Callable[[int], object]]]
-"""A progress bar: what is done, how much of it is done and in all, the unit; gives what hears of more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a user asks for."""
 
-    source: str  # as the user named the model
-    path: Path
+    source: Source
     choice: Choice
-    text: str | None  # None: what the model writes itself
-    size: CalibrationSize
-    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +59,32 @@ class Report:
 def quantize_model(request: Request, out: Path, bar: Bar) -> Report:
     """Makes a Hugging Face folder. Raises MODEL_LOAD_FAILED, INVALID_FIELD, and NOT_FINITE."""
     started = time.monotonic()
-    if request.threads:
-        torch.set_num_threads(request.threads)
-    checkpoint = open_checkpoint(request.path)
+    source = request.source
+    if source.threads:
+        torch.set_num_threads(source.threads)
+    checkpoint = open_checkpoint(source.path)
     spec = checkpoint.spec
     recipe = plan(request.choice, spec)
     if request.choice.bits_per_weight is not None:
         check_bits(candidates(request.choice, spec), spec, request.choice.bits_per_weight)
-    if recipe.needs_text and not 2 <= request.size.context <= spec.context_length:
-        raise invalid("--context", f"{request.size.context} is not in 2..{spec.context_length}, the model's own")
     plain = plain_format(checkpoint)
-    files = model_files(request.path, spec, plain, recipe.label())  # what cannot be written is known before the work
+    # What is no use, or cannot be written, is known before there is a folder.
+    files = model_files(source.path, spec, plain, recipe.label())
+    tokens = given_text(source, spec) if recipe.needs_text else None
+    top = top_parts(checkpoint, plain)
     folder = OutputFolder(out, _identity(request, checkpoint, recipe))
-    with torch.inference_mode():
-        tokens = _tokens(request, checkpoint, folder, bar) if recipe.needs_text else None
+    folder.keep_top(top)
+    del top  # the layers need the memory
+    if recipe.needs_text and tokens is None:
+        with torch.inference_mode():
+            tokens = _drawn_text(source, folder, bar)
     if request.choice.bits_per_weight is not None:
         assert tokens is not None
         recipe = replace(recipe, grids=_mixed_grids(request.choice, checkpoint, folder, tokens, bar))
-        files = model_files(request.path, spec, plain, recipe.label())
+        files["config.json"] = changed_config(files["config.json"], {"quantization_config": recipe.label()})
     method = find_method(recipe, spec, DTYPES[plain])
     with torch.inference_mode():
         _quantize_layers(checkpoint, recipe, method, folder, plain, tokens, bar)
-        folder.keep_top({plain_name(name): stored_plain(checkpoint, name, plain) for name in top_names(checkpoint)})
     size = folder.finish(spec.layer_count, files)
     shapes = expected_shapes(spec)
     quantized = sum(math.prod(shapes[name]) for name in matrix_names(spec))
@@ -117,10 +116,13 @@ def _quantize_layers(
         stream = CalibrationStream(spec, hidden)
     with bar("quantizing", earlier.layers, spec.layer_count, "layer") as done:
         for index in range(earlier.layers, spec.layer_count):
-            layer = _as_stored(read_layer(checkpoint, index), plain)
             prefix = f"layers.{index}."
+            layer = _as_stored(prefix, read_layer(checkpoint, index), plain)
             grids = {name.removeprefix(prefix): grid for name, grid in recipe.grids.items() if name.startswith(prefix)}
-            matrices = method.quantize(layer, grids, stream)
+            with _naming(f"layer {index}"):
+                matrices = method.quantize(layer, grids, stream)
+                if stream is not None:
+                    check_computed("what leaves it", stream.hidden)
             tensors = _tensors(prefix, layer, matrices, recipe, plain)
             folder.keep_layer(index, tensors, None if stream is None else stream.hidden)
             done(1)
@@ -152,39 +154,45 @@ def _tensors(prefix: str, layer: Layer, matrices: Matrices, recipe: Recipe, plai
             module = module_name(prefix + name)
             tensors |= {f"{module}.{part}": held for part, held in recipe.pack(matrices[name]).items()}
         else:
-            tensors[plain_name(prefix + name)] = plain_part(values, plain)
+            tensors[plain_name(prefix + name)] = plain_part(prefix + name, values, plain)
     return tensors
 
 
-def _tokens(request: Request, checkpoint: Checkpoint, folder: OutputFolder, bar: Bar) -> NDArray[np.int32]:
-    """The calibration text; of an earlier run, the same."""
-    kept = folder.tokens()
-    if kept is not None:
-        return kept
-    if request.text is not None:
-        tokens = cut_text(request.text, request.path, checkpoint.spec.vocab_size, request.size)
-    else:
-        count = request.size.samples * (request.size.context - 1)
-        with bar("drawing text", 0, count, "tok") as drawn:
-            tokens = draw_text(request.source, request.threads, request.size, drawn)
-    folder.keep_tokens(tokens)
+def _drawn_text(source: Source, folder: OutputFolder, bar: Bar) -> NDArray[np.int32]:
+    """What the model writes itself; what it wrote in an earlier run, where it came so far."""
+    tokens = folder.tokens()
+    if tokens is None:
+        tokens = draw_text(source, bar)
+        folder.keep_tokens(tokens)
     return tokens
 
 
 def _identity(request: Request, checkpoint: Checkpoint, recipe: Recipe) -> Mapping[str, Any]:
     """What a later run must have in common with this one to go on with its layers."""
-    text = "its own" if request.text is None else hashlib.sha256(request.text.encode()).hexdigest()
+    source = request.source
+    text = "its own" if source.text is None else hashlib.sha256(source.text.encode()).hexdigest()
     status = [(path.name, path.stat()) for path in checkpoint.files()]
     return {
         "model": [[name, found.st_size, found.st_mtime_ns] for name, found in status],
         "quantization": recipe.label(),
         "method": str(recipe),
         "bits per weight": [request.choice.bits_per_weight, request.choice.mixed_bits],
-        "calibration": [text, request.size.samples, request.size.context] if recipe.needs_text else None,
+        "calibration": [text, source.size.samples, source.size.context] if recipe.needs_text else None,
     }
 
 
-def _as_stored(layer: Layer, plain: str) -> Layer:
+def _as_stored(prefix: str, layer: Layer, plain: str) -> Layer:
     """With what stays plain rounded to how it is stored."""
-    dtype = DTYPES[plain]
-    return {name: values if values.dim() > 1 else values.to(dtype).float() for name, values in layer.items()}
+    return {
+        name: values if values.dim() > 1 else narrowed(prefix + name, values, plain).float()
+        for name, values in layer.items()
+    }
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Errors say where they came about."""
+    try:
+        yield
+    except QuireError as error:
+        raise QuireError(error.reason, f"{what}: {error}") from error

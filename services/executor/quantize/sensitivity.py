@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.executor.models.dequantize import to_float32
 from services.executor.models.weights import Checkpoint
 from services.executor.quantize.differentiable import Angles, logits, run_layer
+from services.executor.quantize.finite import check_computed, read_tensor
 from services.executor.quantize.gptq import find_compensation
 from services.executor.quantize.grid import Grid, fit_closest
 from services.executor.quantize.layer import GROUPS, Layer, read_layer
@@ -45,6 +45,7 @@ def measure_losses(
     """For tokens [S, T]; `by_importance` is act-order. Calls `done(1)` for each of twice as many layers as there are.
 
     Gradients are those of the loss on tokens that the model itself draws, whose moments are the Fisher information.
+    Raises MODEL_LOAD_FAILED and NOT_FINITE.
     """
     spec, angles = checkpoint.spec, Angles.of(checkpoint.spec, tokens.shape[1])
     entering = [embed(checkpoint, tokens)]
@@ -52,6 +53,7 @@ def measure_losses(
         for index in range(spec.layer_count):
             layer = read_layer(checkpoint, index)
             entering.append(torch.cat([run_layer(layer, spec, angles, x) for x in torch.split(entering[-1], 1)]))
+            check_computed(f"what leaves layer {index}", entering[-1])
             done(1)
     slopes = _last_slopes(checkpoint, entering.pop())
     losses: Losses = {}
@@ -63,7 +65,9 @@ def measure_losses(
         )
         with torch.no_grad():
             for group, moments in seen.items():
-                losses[f"layers.{index}.{group}"] = moments.losses(layer, grids, tokens.size, by_importance)
+                own = moments.losses(layer, grids, tokens.size, by_importance)
+                check_computed(f"what rounding layers.{index}.{group} would cost", torch.tensor(list(own.values())))
+                losses[f"layers.{index}.{group}"] = own
         done(1)
     return losses
 
@@ -110,8 +114,8 @@ def _errors(weights: Tensor, costs: Tensor, grid: Grid) -> Tensor:
 def _last_slopes(checkpoint: Checkpoint, hidden: Tensor) -> Tensor:
     """The gradient of the loss at what leaves the last layer [S, T, H]; the sum over all tokens is meant."""
     spec = checkpoint.spec
-    final_norm = torch.from_numpy(to_float32(checkpoint.tensor("final_norm")))
-    head = torch.from_numpy(to_float32(checkpoint.tensor("embedding" if spec.tied_embeddings else "head")))
+    final_norm = read_tensor(checkpoint, "final_norm")
+    head = read_tensor(checkpoint, "embedding" if spec.tied_embeddings else "head")
     random = torch.Generator().manual_seed(_SEED)
     slopes = torch.empty_like(hidden)
     for x, slope in zip(
@@ -119,6 +123,7 @@ def _last_slopes(checkpoint: Checkpoint, hidden: Tensor) -> Tensor:
     ):
         x = x.clone().requires_grad_()
         scores = logits(x, final_norm, head, spec)
+        check_computed("the model's logits", scores.detach())
         drawn = torch.multinomial(scores.detach().softmax(-1), 1, generator=random).squeeze(1)
         slope[:] = torch.autograd.grad(F.cross_entropy(scores, drawn, reduction="sum"), x)[0]
     return slopes

@@ -19,6 +19,7 @@ from services.executor.models.dequantize import to_float32
 from services.executor.models.rope import inverse_frequencies, rotation_table
 from services.executor.models.spec import ModelSpec
 from services.executor.models.weights import Checkpoint, StoredTensor
+from services.executor.quantize.finite import check_read
 from services.executor.quantize.layer import GROUPS, Layer, joined
 
 See = Callable[[Tensor], object]
@@ -139,7 +140,10 @@ class _Chunks:
 
 
 def embed(checkpoint: Checkpoint, tokens: NDArray[np.int32]) -> Tensor:
-    """What enters the first layer [S, T, H] for tokens [S, T]; only their rows of the embedding are read."""
+    """What enters the first layer [S, T, H] for tokens [S, T]; only their rows of the embedding are read.
+
+    Raises MODEL_LOAD_FAILED where a number is not finite.
+    """
     embedding = checkpoint.tensor("embedding")
     used, places = np.unique(tokens, return_inverse=True)
     if isinstance(embedding, StoredTensor):
@@ -147,6 +151,7 @@ def embed(checkpoint: Checkpoint, tokens: NDArray[np.int32]) -> Tensor:
         rows = to_float32(StoredTensor(embedding.name, shape, embedding.format, embedding.data[used]))
     else:
         rows = np.concatenate([embedding.read(row, row + 1).dequantize() for row in used.tolist()])
+    check_read("embedding", rows)
     return torch.from_numpy(rows[places.reshape(tokens.shape)])
 
 

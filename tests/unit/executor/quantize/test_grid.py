@@ -56,6 +56,16 @@ def test_weights_of_zero_stay_zero() -> None:
         assert not matrix.dequantize().any()
 
 
+def test_weights_near_the_smallest_scale_stay_apart_from_zero() -> None:
+    """A scale that fp16 would round to zero is its smallest number instead; without weights it is 1."""
+    smallest = 2.0**-24
+    weight = torch.tensor([[1.0, -3.0] * 16, [0.0] * 32]) * smallest
+    for is_symmetric in (True, False):
+        matrix = round_to_nearest(weight, Grid(8, 32, is_symmetric, torch.float16))
+        assert matrix.scales.reshape(-1).tolist() == [smallest, 1.0]
+        assert torch.equal(torch.from_numpy(matrix.dequantize()), weight)
+
+
 def test_the_closest_fit_is_never_worse() -> None:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(16, 64, generator=generator) ** 3

@@ -18,7 +18,7 @@ from services.common.errors import QuireError, Reason
 from services.executor.models.checkpoint import open_checkpoint
 from services.executor.models.weights import expected_shapes
 from services.executor.quantize import run
-from services.executor.quantize.choice import CalibrationSize, Choice
+from services.executor.quantize.choice import CalibrationSize, Choice, Source
 from services.executor.quantize.differentiable import Angles, logits, run_layer
 from services.executor.quantize.grid import Grid, round_to_nearest
 from services.executor.quantize.layer import GROUPS, matrix_names, read_layer
@@ -39,7 +39,7 @@ def no_bar(what: str, done: int, total: int, unit: str) -> Iterator[Callable[[in
 
 
 def request(path: Path, choice: Choice) -> run.Request:
-    return run.Request(str(path), path, choice, TEXT, CalibrationSize(6, 64), 1)
+    return run.Request(Source(str(path), path, TEXT, CalibrationSize(6, 64), 1), choice)
 
 
 def test_computes_as_the_reference(tmp_path: Path) -> None:

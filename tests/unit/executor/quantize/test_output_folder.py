@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +53,37 @@ def test_what_is_kept_is_there_in_the_next_run(tmp_path: Path) -> None:
 
 def test_another_request_is_refused(tmp_path: Path) -> None:
     OutputFolder(tmp_path / "out", REQUEST)
-    with pytest.raises(QuireError, match=r"--out: .* \(method was gptq, not awq\)") as refused:
+    with pytest.raises(QuireError, match=r"--out: .* \(method was gptq, not awq\); delete it") as refused:
         OutputFolder(tmp_path / "out", REQUEST | {"method": "awq"})
     assert refused.value.reason is Reason.INVALID_FIELD
+
+
+def test_what_the_system_refuses_is_said_of_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    for place, said in (
+        (tmp_path / "file" / "sub", "Not a directory"),
+        (Path("/proc/no-such-place"), "No such file or directory"),
+    ):
+        with pytest.raises(QuireError, match=f"--out: {place}.*: {said}") as refused:
+            OutputFolder(place, REQUEST)
+        assert refused.value.reason is Reason.INVALID_FIELD
+    folder = OutputFolder(tmp_path / "out", REQUEST)
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(output_folder, "write_safetensors", full)
+    with pytest.raises(QuireError, match=rf"--out: {tmp_path / 'out'}: No space left on device"):
+        folder.keep_layer(0, {}, None)
+
+
+def test_what_an_earlier_run_left_is_cleared(tmp_path: Path) -> None:
+    folder = OutputFolder(tmp_path / "out", REQUEST)
+    folder.keep_layer(0, {"a": Part.of("I8", np.arange(3))}, None)
+    (tmp_path / "out" / "model-00001-of-00002.safetensors").write_bytes(b"a part")
+    folder.clear()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [UNFINISHED]
+    assert OutputFolder(tmp_path / "out", REQUEST).progress().layers == 0
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:

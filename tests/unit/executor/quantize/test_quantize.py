@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from services.common.errors import QuireError, Reason
 from services.executor.models.checkpoint import open_checkpoint
@@ -26,7 +26,8 @@ from services.executor.models.tokenizer_bundle import build_bundle
 from services.executor.models.weights import expected_shapes
 from services.executor.quantize import recipe as recipes
 from services.executor.quantize import run
-from services.executor.quantize.choice import CalibrationSize, Choice
+from services.executor.quantize.choice import CalibrationSize, Choice, Source
+from services.executor.quantize.command import main
 from services.executor.quantize.grid import Grid
 from services.executor.quantize.hf_names import plain_name
 from services.executor.quantize.output_folder import UNFINISHED, OutputFolder
@@ -66,7 +67,7 @@ def no_bar(what: str, done: int, total: int, unit: str) -> Iterator[Callable[[in
 
 
 def request(path: Path, choice: Choice, text: str | None = TEXT) -> run.Request:
-    return run.Request(str(path), path, choice, text, CalibrationSize(6, 64), 1)
+    return run.Request(Source(str(path), path, text, CalibrationSize(6, 64), 1), choice)
 
 
 def plain_copy(folder: Path, source: Path, to: Path) -> Path:
@@ -241,10 +242,18 @@ def test_groups_that_do_not_fit(tmp_path: Path, choice: Choice, said: str) -> No
     assert not (tmp_path / "out").exists()
 
 
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+def test_a_refused_text_leaves_no_folder(tmp_path: Path) -> None:
+    """So that the same flags with more text are taken."""
     source = make_rand_model(tmp_path / "source")
-    weights = load_file(source / "model.safetensors")
-    weights["model.layers.1.mlp.up_proj.weight"][3, 4] = np.inf
-    save_file(weights, source / "model.safetensors")
-    with pytest.raises(QuireError, match=r"tensor layers\.1\.up holds NaN or infinity"):
-        run.quantize_model(request(source, Choice("rtn")), tmp_path / "out", no_bar)
+    with pytest.raises(QuireError, match="--calibration: it has 5 tokens"):
+        run.quantize_model(request(source, Choice("gptq"), "short"), tmp_path / "out", no_bar)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("bits", ["nan", "inf", "0", "-1"])
+def test_the_command_refuses_bits_that_are_no_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bits: str
+) -> None:
+    argv = [str(tmp_path), "--out", str(tmp_path / "out"), "--auto", "--bits-per-weight", bits]
+    assert main(argv) == 2
+    assert f"quire quantize: --bits-per-weight: {float(bits):g} is not in 0..32" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from services.common.errors import QuireError
 from services.executor.models.checkpoint import open_checkpoint
 from services.executor.quantize import stream as streams
 from services.executor.quantize.calibration import cut_text, draw_text
-from services.executor.quantize.choice import CalibrationSize
+from services.executor.quantize.choice import CalibrationSize, Source
 from services.executor.quantize.layer import GROUPS, read_layer
 from services.executor.quantize.stream import CalibrationStream, embed
 from tests.fixtures.models import make_rand_model, reference_logits
@@ -91,10 +93,15 @@ def test_a_text_that_is_no_use(tmp_path: Path, text: str, vocab_size: int, said:
 def test_a_model_writes_its_own_text(tmp_path: Path) -> None:
     path = make_rand_model(tmp_path / "model")
     heard: list[int] = []
-    size = CalibrationSize(3, 20)
-    samples = draw_text(str(path), 1, size, heard.append)
+
+    @contextmanager
+    def bar(what: str, done: int, total: int, unit: str) -> Iterator[Callable[[int], object]]:
+        yield heard.append
+
+    source = Source(str(path), path, None, CalibrationSize(3, 20), 1)
+    samples = draw_text(source, bar)
     assert samples.shape == (3, 20)
     assert samples[:, 0].tolist() == [BOS_ID] * 3
     assert sum(heard) == 57
     assert len(np.unique(samples, axis=0)) == 3
-    assert np.array_equal(draw_text(str(path), 1, size, heard.append), samples)
+    assert np.array_equal(draw_text(source, bar), samples)
