@@ -73,19 +73,32 @@ void keep_allowed(float* values, int vocab, const uint32_t* allowed) {
   }
 }
 
-void apply_rules(float* values, const SamplingRule& rule, const History& history, uint32_t output_position) {
+// `value` of a token that occurs `outputs` times in the output.
+QUIRE_INLINE float penalized(float value, int outputs, const SamplingRule& rule) {
+  const float repetition = float(rule.repetition_penalty);
+  if (repetition != 1.0f) value = value > 0.0f ? value / repetition : value * repetition;
+  if (outputs > 0) value -= float(rule.frequency_penalty * outputs + rule.presence_penalty);
+  return value;
+}
+
+// `drafted` [history.draft_count] is scratch.
+void apply_rules(float* values, const SamplingRule& rule, const History& history, uint32_t output_position,
+                 float* drafted) {
   for (int i = 0; i < rule.bias_count; i++) values[rule.bias_ids[i]] += rule.bias[i];
   if (bans(rule, output_position)) {
     for (int i = 0; i < rule.banned_count; i++) values[rule.banned[i]] = -kInfinity;
   }
   if (!penalizes(rule)) return;
-  const float repetition = float(rule.repetition_penalty);
+  for (int i = 0; i < history.draft_count; i++) drafted[i] = values[history.drafts[i]];
   for (int i = 0; i < history.size; i++) {
-    const int32_t id = history.ids[i], outputs = history.seen[id] - 1;
-    float value = values[id];
-    if (repetition != 1.0f) value = value > 0.0f ? value / repetition : value * repetition;
-    if (outputs > 0) value -= float(rule.frequency_penalty * outputs + rule.presence_penalty);
-    values[id] = value;
+    const int32_t id = history.ids[i];
+    values[id] = penalized(values[id], history.seen[id] - 1, rule);
+  }
+  for (int i = 0; i < history.draft_count; i++) {
+    const int32_t id = history.drafts[i];
+    int outputs = history.seen[id] > 0 ? history.seen[id] - 1 : 0;
+    for (int j = 0; j < history.draft_count; j++) outputs += history.drafts[j] == id;
+    values[id] = penalized(drafted[i], outputs, rule);
   }
 }
 
@@ -235,7 +248,7 @@ int32_t draw(const float* logits, int vocab, const SamplingRule& rule, const His
   const float* values = logits;
   if (allowed || changes_logits(rule, output_position)) {
     memcpy(scratch.values, logits, size_t(vocab) * sizeof(float));
-    apply_rules(scratch.values, rule, history, output_position);
+    apply_rules(scratch.values, rule, history, output_position, scratch.picked);
     if (allowed) keep_allowed(scratch.values, vocab, allowed);
     values = scratch.values;
     peak = find_peak(values, vocab);

@@ -24,12 +24,17 @@ struct SamplingRule {
   int bias_count = 0;
 };
 
-// Distinct tokens of prompt and outputs.
+// Distinct tokens of prompt and outputs, and output that is not counted among them yet.
 struct History {
   const int32_t* ids = nullptr;
   int size = 0;
   const int32_t* seen = nullptr;  // [vocabulary] 1 + times among the outputs; 0 for a token that is not in ids
+  const int32_t* drafts = nullptr;
+  int draft_count = 0;
 };
+
+// Of one row; its ids find room among the scratch of any vocabulary.
+constexpr int kMostDrafts = 64;
 
 static inline bool is_greedy(const SamplingRule& rule) {
   return rule.temperature < 1e-5 || rule.top_k == 1 || rule.top_p == 0.0;

@@ -15,7 +15,7 @@ from services.common.topology import LOCAL_DISTANCE
 from services.executor.admission import check_plan
 from services.executor.cost_model import CostModel, StepShape
 from services.executor.credit import Credit
-from services.executor.results import Ledger
+from services.executor.results import Ledger, StepTaken
 from services.executor.sequences import Sequence, Unreported
 
 STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
@@ -127,7 +127,7 @@ class ModelledExecutor:
             for sequence, count in rows:
                 if self.sequences.get(sequence.sequence_id) is sequence:
                     self._advance(sequence, count)
-            ledger.step_taken(seconds, 0.0, tokens, sampled)
+            ledger.step_taken(StepTaken(seconds, 0.0, tokens, sampled))
             if (message := ledger.after_step()) is not None:
                 self.send(message)
         self._go_on()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from quire.v1 import executor_pb2, types_pb2
 from services.common.errors import QuireError, Reason, invalid
 from services.common.limits import MAX_OPTIONS, check_ids, check_logprobs, check_sampling
+from services.common.speculation import MAX_DRAFT_TOKENS
 from services.executor.backends.base import SamplingRule
 from services.executor.sequences import Ending, Sequence
 from services.executor.tiers.pools import PoolMap
@@ -54,6 +55,8 @@ def check_plan(plan: executor_pb2.StepPlan, epoch: int, last_step: int) -> None:
         raise QuireError(Reason.PROTOCOL, "grants: the arrays differ in length")
     if min(plan.token_limits[:], default=1) < 1 or min(plan.step_counts[:], default=1) < 1:
         raise QuireError(Reason.PROTOCOL, "grants: token limits and step counts are at least 1")
+    if not all(0 <= limit <= MAX_DRAFT_TOKENS for limit in plan.draft_limits):
+        raise QuireError(Reason.PROTOCOL, f"grants: draft limits are 0 to {MAX_DRAFT_TOKENS}")
     if plan.report_credit < 0:
         raise QuireError(Reason.PROTOCOL, "report_credit: at least 0")
     if not plan.report_seconds >= 0:

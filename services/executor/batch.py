@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,12 +22,14 @@ class StepLimits:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
     """A sequence's part of a step."""
 
     sequence: Sequence
-    count: int  # tokens
+    count: int  # known tokens
+    draft_room: int = 0  # drafts that may follow them
+    draft_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -113,7 +115,8 @@ class BlockTables:
 def choose_rows(sequences: Iterable[Sequence], tables: BlockTables, limits: StepLimits) -> tuple[list[Row], bool]:
     """Every sequence with credit, in the given order, up to the limits; and whether these left any out.
 
-    A sequence whose blocks cannot hold its next tokens waits. None computes past a change of its block table.
+    A sequence whose blocks cannot hold its next tokens waits. None computes past a change of its block table. Drafts
+    have what room is left.
     """
     rows: list[Row] = []
     crowded = False
@@ -134,13 +137,27 @@ def choose_rows(sequences: Iterable[Sequence], tables: BlockTables, limits: Step
             continue
         rows.append(Row(sequence, count))
         left -= count
+    for row in rows:
+        if row.sequence.credit.draft_limit and row.count == row.sequence.remaining:
+            row.draft_room = min(left, _draft_room(row, tables))
+            left -= row.draft_room
     return rows, crowded
+
+
+def _draft_room(row: Row, tables: BlockTables) -> int:
+    """Drafts that may follow all known tokens: within the grant, the output's budget, the blocks and their formats."""
+    sequence = row.sequence
+    end = sequence.computed + row.count
+    room = min(sequence.credit.draft_limit, sequence.most_drafts, tables.slots(sequence.table) - end)
+    if sequence.demotions is not None:
+        room = min(room, sequence.demotions.room(sequence.computed) - row.count)
+    return room
 
 
 def build_step(rows: list[Row], tables: BlockTables) -> Step:
     """The inputs of a step over `rows`, at least one."""
     token_ids: list[int] = []
-    samples, sampling, scoring, written, scores = [], [], [], [], []
+    samples, sampling, scoring, written, scores, counts = [], [], [], [], [], []
     for row in rows:
         sequence, start = row.sequence, row.sequence.computed
         first, end = len(token_ids), start + row.count
@@ -148,16 +165,18 @@ def build_step(rows: list[Row], tables: BlockTables) -> Step:
             token_ids.append(sequence.tokens[start])
         else:
             token_ids += sequence.tokens[start:end]
-        written += tables.blocks(sequence.table, start, end)
+        token_ids += row.draft_ids
+        counts.append(row.count + len(row.draft_ids))
+        written += tables.blocks(sequence.table, start, start + counts[-1])
         if end == len(sequence.tokens):
             sequence.sample_row.row = first + row.count - 1
+            sequence.sample_row.draft_ids = row.draft_ids
             samples.append(sequence.sample_row)
             sampling.append(sequence)
         if sequence.rule.prompt_logprob_count >= 0 and start + 1 < sequence.prompt_length:
             targets = sequence.tokens[start + 1 : min(end + 1, sequence.prompt_length)]
             scores.append(PromptScoreRows(first, targets, sequence.rule.prompt_logprob_count))
             scoring.append((sequence, start + 1))
-    counts = np.array([row.count for row in rows], np.int32)
     starts = np.array([row.sequence.computed for row in rows], np.int32)
     query_starts = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(counts, out=query_starts[1:])
@@ -165,7 +184,7 @@ def build_step(rows: list[Row], tables: BlockTables) -> Step:
         token_ids=np.array(token_ids, np.int32),
         positions=np.arange(len(token_ids), dtype=np.int32) + np.repeat(starts - query_starts[:-1], counts),
         query_starts=query_starts,
-        context_lengths=starts + counts,
+        context_lengths=starts + np.array(counts, np.int32),
         block_tables=tables.gather([row.sequence.table for row in rows]),
         samples=samples,
         prompt_scores=scores,

@@ -1,6 +1,7 @@
 """The executor's decisions between two steps: plans in, rows of the next step, outcomes, results out. Pure: no I/O.
 
-One step: `take` every plan that came, `demote`, `next_step`, compute, `finish` (or `fail`), send `ledger.after_step()`.
+One step: `take` every plan that came, `demote`, `choose`, draft, `build`, compute, `finish` (or `fail`), send
+`ledger.after_step()`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from quire.v1.types_pb2 import FinishReason
 from services.common.errors import QuireError, Reason
 from services.executor.admission import ModelLimits, check_blocks, check_plan, enter, group_blocks
 from services.executor.backends.base import StepOutputs, TokenScores
-from services.executor.batch import BlockTables, Step, StepLimits, build_step, choose_rows
+from services.executor.batch import BlockTables, Row, Step, StepLimits, build_step, choose_rows
 from services.executor.demotions import Demotions
 from services.executor.inventory import Inventory
 from services.executor.operations import AFTER, BEFORE, Copies, Move, Operations, check_operation
 from services.executor.results import Ledger, Results
-from services.executor.sequences import ERROR, STOP, UNSPECIFIED, Sequence
+from services.executor.sequences import ERROR, STOP, UNSPECIFIED, Drafted, Sequence
 from services.executor.tiers.pools import PoolMap
 from services.executor.tiers.store import NO_KEY
 
@@ -105,10 +106,7 @@ class StepCore:
             sequence = self.sequences.get(sequence_id)
             if sequence is None:
                 continue  # it ended here before its scheduler could know
-            if draft:
-                self._fail(sequence, QuireError(Reason.UNSUPPORTED, "draft_limits: speculation is not supported"))
-                continue
-            sequence.credit.add(limit, steps)
+            sequence.credit.add(limit, steps, draft)
 
     def copies_before(self) -> Copies:
         """Block copies due before the next step; the caller makes them, then calls `copied`."""
@@ -152,14 +150,16 @@ class StepCore:
         self.inventory.overwrite(destination for _, destination in pairs)
         return pairs
 
-    def next_step(self) -> Step | None:
-        """The next step's rows and inputs, or None where no sequence can compute."""
+    def choose(self) -> list[Row]:
+        """What the next step computes: none where no sequence can. Drafts may be put into the rows that have room."""
         rows, crowded = choose_rows(self.sequences.values(), self._tables, self._limits)
-        if not rows:
-            return None
         if crowded:  # the others go first next time, or steady decodes could keep a large chunk out for ever
             for row in rows:
                 self.sequences[row.sequence.sequence_id] = self.sequences.pop(row.sequence.sequence_id)
+        return rows
+
+    def build(self, rows: list[Row]) -> Step:
+        """The inputs of a step over these rows."""
         step = build_step(rows, self._tables)
         self.inventory.overwrite(step.written_blocks)
         return step
@@ -169,19 +169,23 @@ class StepCore:
         for row in step.rows:
             sequence = row.sequence
             sequence.computed += row.count
-            sequence.credit.use()
             sequence.unreported.steps += 1
+            if sequence.credit.draft_limit:
+                sequence.unreported.drafted.append(Drafted(len(row.draft_ids)))
+            sequence.credit.use()
         for (sequence, start), scores in zip(step.scoring, outputs.prompt_scores, strict=True):
             self._take_prompt_scores(sequence, start, scores)
         reasons: dict[int, FinishReason.ValueType] = {}
-        for sequence, sampled in zip(step.sampling, outputs.sampled, strict=True):
-            if sampled is None:
-                if sequence.sequence_id in self.sequences:
-                    self._fail(sequence, QuireError(Reason.NOT_FINITE, "the model's logits are not finite"))
-            elif sequence.sequence_id in self.sequences:
-                reason = sequence.append(sampled)
-                if reason != UNSPECIFIED:
-                    reasons[sequence.sequence_id] = reason
+        sampled = iter(outputs.sampled)
+        for sequence in step.sampling:
+            drawn = list(itertools.islice(sampled, sequence.sample_row.count))
+            if sequence.sequence_id not in self.sequences:
+                continue
+            reason = sequence.take(drawn)
+            if reason is None:
+                self._fail(sequence, QuireError(Reason.NOT_FINITE, "the model's logits are not finite"))
+            elif reason != UNSPECIFIED:
+                reasons[sequence.sequence_id] = reason
         for row in step.rows:
             sequence = row.sequence
             ended = reasons.get(sequence.sequence_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from services.executor.results import StepTaken
 from services.executor.tiers.metrics import TierMetrics
 
 _SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 5.0, 15.0)
@@ -18,7 +19,11 @@ class ExecutorMetrics:
             "quire_executor_host_seconds", "Building inputs and taking outputs apart", registry=registry
         )
         self._tokens = Counter("quire_executor_tokens", "Tokens computed, prompt and output", registry=registry)
-        self._sampled = Counter("quire_executor_sampled_tokens", "Output tokens drawn", registry=registry)
+        self._sampled = Counter(
+            "quire_executor_sampled_tokens", "Next tokens drawn, without those for drafts", registry=registry
+        )
+        self._drafts = Counter("quire_executor_draft_tokens", "Draft tokens verified", registry=registry)
+        self._draft_seconds = Counter("quire_executor_draft_seconds", "Proposing draft tokens", registry=registry)
         self._idle = Counter(
             "quire_executor_idle_seconds",
             "Without anything to compute, by whether sequences were present",
@@ -36,11 +41,14 @@ class ExecutorMetrics:
         self.tiers = TierMetrics(registry)
         self._idle_by = {present: self._idle.labels(present) for present in ("none", "present")}
 
-    def step(self, compute_seconds: float, host_seconds: float, tokens: int, sampled: int, sequences: int) -> None:
-        self._step.observe(compute_seconds)
-        self._host.inc(host_seconds)
-        self._tokens.inc(tokens)
-        self._sampled.inc(sampled)
+    def step(self, taken: StepTaken, sequences: int) -> None:
+        self._step.observe(taken.compute_seconds)
+        self._host.inc(taken.host_seconds)
+        self._tokens.inc(taken.tokens)
+        self._sampled.inc(taken.sampled)
+        if taken.draft_seconds:
+            self._drafts.inc(taken.drafts)
+            self._draft_seconds.inc(taken.draft_seconds)
         self._sequences.set(sequences)
 
     def rested(self, seconds: float, sequences: int) -> None:

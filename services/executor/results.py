@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from quire.v1 import executor_pb2, types_pb2
 from services.common.errors import QuireError
@@ -16,6 +17,18 @@ from services.executor.backends.base import TokenScores
 from services.executor.sequences import Sequence, Unreported
 
 Results = executor_pb2.StepResults
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """What a step took and computed."""
+
+    compute_seconds: float
+    host_seconds: float
+    tokens: int
+    sampled: int  # sequences that a next token was drawn for
+    drafts: int = 0  # of the tokens
+    draft_seconds: float = 0.0  # of computing, for proposing them
 
 
 class Ledger:
@@ -47,14 +60,17 @@ class Ledger:
         if plan.enter or plan.sequence_ids or plan.append or plan.ended_sequence_ids or plan.operations or plan.sealed:
             self._unanswered = True
 
-    def step_taken(self, compute_seconds: float, host_seconds: float, token_count: int, sampled_count: int) -> None:
+    def step_taken(self, taken: StepTaken) -> None:
         self.last_step += 1
-        self._timings.step_count += 1
-        self._timings.compute_seconds += compute_seconds
-        self._timings.host_seconds += host_seconds
-        self._timings.token_count += token_count
-        self._timings.sampled_count += sampled_count
-        self._gathered_seconds += compute_seconds + host_seconds
+        timings = self._timings
+        timings.step_count += 1
+        timings.compute_seconds += taken.compute_seconds
+        timings.host_seconds += taken.host_seconds
+        timings.draft_seconds += taken.draft_seconds
+        timings.token_count += taken.tokens
+        timings.sampled_count += taken.sampled
+        timings.draft_count += taken.drafts
+        self._gathered_seconds += taken.compute_seconds + taken.host_seconds
 
     def idled(self, seconds: float) -> None:
         self._timings.idle_seconds += seconds
@@ -147,6 +163,10 @@ class Ledger:
         message.computed_lengths.extend([sequence.computed for sequence in told])
         message.token_counts.extend([len(news.token_ids) for news in unreported])
         message.step_counts.extend([news.steps for news in unreported])
+        if any(news.drafted for news in unreported):
+            message.draft_step_counts.extend([len(news.drafted) for news in unreported])
+            message.proposed_counts.extend([step.proposed for news in unreported for step in news.drafted])
+            message.accepted_counts.extend([step.accepted for news in unreported for step in news.drafted])
         for sequence, news in zip(told, unreported, strict=True):
             message.token_ids.extend(news.token_ids)
             if news.output_scores or news.prompt_scores:

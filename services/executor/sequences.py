@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quire.v1.types_pb2 import FinishReason
@@ -23,6 +24,14 @@ class Ending:
 
 
 @dataclass(slots=True)
+class Drafted:
+    """Drafts of one step."""
+
+    proposed: int
+    accepted: int = 0  # the leading ones that became output
+
+
+@dataclass(slots=True)
 class Unreported:
     """What happened to a sequence since its last results message."""
 
@@ -31,6 +40,7 @@ class Unreported:
     output_scores: list[TokenScores] = field(default_factory=list)
     prompt_scores: list[TokenScores] = field(default_factory=list)
     prompt_start: int = 0
+    drafted: list[Drafted] = field(default_factory=list)  # of each step that might draft
 
 
 class Sequence:
@@ -40,6 +50,7 @@ class Sequence:
         "computed",
         "credit",
         "demotions",
+        "drafting",
         "ending",
         "output",
         "sample_row",
@@ -70,6 +81,7 @@ class Sequence:
         self.output = token_ids[prompt_length:]
         self.sample_row = SampleRow(0, rule, array("i", token_ids[:prompt_length]), self.output)
         self.unreported = Unreported()
+        self.drafting: object = None  # what the proposer keeps with the sequence; nobody else touches it
         self.spoke = False  # whether a token was drawn since it entered
         self.waits_aloud = False  # whether its lack of blocks was logged
 
@@ -86,8 +98,35 @@ class Sequence:
         """Known tokens without KV: at least 1 while it runs."""
         return len(self.tokens) - self.computed
 
-    def append(self, sampled: Sampled) -> FinishReason.ValueType:
-        """Takes the drawn token in and says whether it ends the sequence (UNSPECIFIED: it goes on)."""
+    @property
+    def most_drafts(self) -> int:
+        """Drafts that may become output beside the next token."""
+        return self.ending.max_output - len(self.output) - 1
+
+    def take(self, sampled: Iterable[Sampled | None]) -> FinishReason.ValueType | None:
+        """Takes in what a step drew: the token after those known, and one after each draft.
+
+        Each draft that is what was drawn in its place makes the next token count. Says whether the output has ended
+        (UNSPECIFIED: it goes on); None, with nothing more taken in, where a token that counts could not be drawn.
+        """
+        drafts = self.sample_row.draft_ids
+        accepted, reason = 0, UNSPECIFIED
+        for place, drawn in enumerate(sampled):
+            if drawn is None:
+                self.computed = len(self.tokens)
+                return None
+            reason = self._append(drawn)
+            if place == len(drafts) or drafts[place] != drawn.token_id:
+                break
+            accepted += 1
+            if reason != UNSPECIFIED:
+                break
+        self.computed = len(self.tokens) - 1
+        if drafts:
+            self.unreported.drafted[-1].accepted = accepted
+        return reason
+
+    def _append(self, sampled: Sampled) -> FinishReason.ValueType:
         token_id = sampled.token_id
         self.tokens.append(token_id)
         self.output.append(token_id)

@@ -21,10 +21,12 @@ from typing import Protocol, TypeVar
 from quire.v1 import executor_pb2
 from services.common.errors import QuireError, Reason
 from services.executor.backends.base import Backend
+from services.executor.batch import Row
 from services.executor.core import Opened, StepCore
 from services.executor.metrics import ExecutorMetrics
 from services.executor.operations import Copies, Move
-from services.executor.results import Results
+from services.executor.results import Results, StepTaken
+from services.executor.speculation.proposer import DraftRequest, Proposer
 from services.executor.tiers.store import Outcome
 
 log = logging.getLogger("quire.executor")
@@ -73,6 +75,7 @@ class StepLoop:
     def __init__(self, core: StepCore, emit: Callable[[Event], None], metrics: ExecutorMetrics) -> None:
         self.core = core
         self.backend: Backend | None = None
+        self.proposer: Proposer | None = None
         self.tiers: Tiers | None = None
         self.computing_since: float | None = None  # monotonic seconds; read by the watchdog
         self._emit = emit
@@ -86,32 +89,56 @@ class StepLoop:
         if demoted and self.backend is not None:
             self.backend.demote_blocks(demoted)
         self._move(self.core.moves_before())
-        step = self.core.next_step()
-        if step is None or self.backend is None:
+        rows = self.core.choose()
+        if not rows or self.backend is None:
             self._copy(self.core.copies_after())
             self._move(self.core.moves_after())
             self._send(self.core.ledger.before_rest())
             return False
         self.computing_since = time.monotonic()
+        draft_seconds = self._draft(rows)
+        step = self.core.build(rows)
         compute_from = time.perf_counter()
         try:
             outputs = self.backend.step(step.inputs)
         except Exception as error:
-            compute_seconds = time.perf_counter() - compute_from
+            compute_seconds = time.perf_counter() - compute_from + draft_seconds
             log.exception("a step failed", extra={"sequences": len(step.rows)})
             self.core.fail(step, QuireError(Reason.INTERNAL, f"the step failed: {type(error).__name__}"))
         else:
-            compute_seconds = time.perf_counter() - compute_from
+            compute_seconds = time.perf_counter() - compute_from + draft_seconds
             self.core.finish(step, outputs)
         self.computing_since = None
         self._copy(self.core.copies_after())
         self._move(self.core.moves_after())
         host_seconds = time.perf_counter() - started - compute_seconds
-        tokens = len(step.inputs.token_ids)
-        self.core.ledger.step_taken(compute_seconds, host_seconds, tokens, len(step.sampling))
-        self._metrics.step(compute_seconds, host_seconds, tokens, len(step.sampling), len(self.core.sequences))
+        taken = StepTaken(
+            compute_seconds,
+            host_seconds,
+            tokens=len(step.inputs.token_ids),
+            sampled=len(step.sampling),
+            drafts=sum(len(row.draft_ids) for row in rows) if draft_seconds else 0,
+            draft_seconds=draft_seconds,
+        )
+        self.core.ledger.step_taken(taken)
+        self._metrics.step(taken, len(self.core.sequences))
         self._send(self.core.ledger.after_step())
         return True
+
+    def _draft(self, rows: list[Row]) -> float:
+        """Has drafts proposed for the rows with room; the seconds that took, 0 where there are none."""
+        with_room = [row for row in rows if row.draft_room]
+        if not with_room or self.proposer is None:
+            return 0.0
+        started = time.perf_counter()
+        try:
+            drafts = self.proposer.propose([DraftRequest(row.sequence, row.draft_room) for row in with_room])
+        except Exception:
+            log.exception("drafts could not be proposed", extra={"proposer": self.proposer.name})
+            return time.perf_counter() - started
+        for row, draft_ids in zip(with_room, drafts, strict=True):
+            row.draft_ids = draft_ids
+        return time.perf_counter() - started
 
     def open(self, hello: executor_pb2.RunHello) -> Opened:
         """The core's, and ends what the older epoch has not begun to move."""

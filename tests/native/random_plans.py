@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from random import Random
 
 from services.executor.backends.base import Sampled, SamplingRule
 from services.executor.batch import BlockTables, Row, Step, build_step
-from services.executor.sequences import Ending, Sequence
+from services.executor.sequences import Drafted, Ending, Sequence
 
 BLOCK = 32
 MOST_SEQUENCES, MOST_PROMPT, MOST_OUTPUT = 7, 130, 12
@@ -78,11 +79,14 @@ class RandomPlans:
             self._enter()
 
     def finish(self, step: Step, token_ids: list[int]) -> None:
-        """Takes in the tokens drawn, parallel to step.sampling."""
+        """Takes in the tokens drawn, for each of step.sampling one and one for each draft."""
+        drawn = iter(token_ids)
         for row in step.rows:
             row.sequence.computed += row.count
-        for sequence, token in zip(step.sampling, token_ids, strict=True):
-            sequence.append(Sampled(token, None))
+        for sequence in step.sampling:
+            sequence.unreported.drafted.append(Drafted(0))
+            sequence.take([Sampled(token, None) for token in islice(drawn, sequence.sample_row.count)])
+            self.seen["accepted"] += sequence.unreported.drafted[-1].accepted
             self.seen["tokens"] += 1
             if len(sequence.output) >= MOST_OUTPUT or self.random.random() < 0.05:
                 self._leave(next(one for one in self.running if one.sequence is sequence))
@@ -95,8 +99,12 @@ class RandomPlans:
                 continue  # another one's blocks were taken from it
             left = one.sequence.remaining
             count = min(left, random.choice([1, 2, 7, 31, 33, 64, 200]))
-            if self._make_room(one, one.sequence.computed + count):
-                rows.append(Row(one.sequence, count))
+            # Tokens near those of the output are the likeliest to be accepted: there are few.
+            drafts = (
+                random.choices([*one.sequence.output[-4:], 3], k=random.choice([0, 0, 1, 5])) if count == left else []
+            )
+            if self._make_room(one, one.sequence.computed + count + len(drafts)):
+                rows.append(Row(one.sequence, count, draft_ids=drafts))
         return [row for row in rows if any(one.sequence is row.sequence for one in self.running)]
 
     def _enter(self) -> None:

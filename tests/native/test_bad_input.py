@@ -60,9 +60,13 @@ class Victim:
             "context_lengths": ints(40, 2),
             "block_tables": tables["block_tables"],
             "block_formats": np.zeros(tables["block_tables"].shape, np.uint8),
-            "rows": ints(4, 5),
+            "rows": ints(2, 5),
             "samplers": [None, sampler(self.vocab)],
             "output_positions": ints(0, 3),
+            "drafts": ints(9, 9, 4),
+            "draft_counts": ints(2, 1),
+            "first_places": ints(0, 1),
+            "layers": 0,
             "scored": [(0, ints(3, 4), 2)],
         }
 
@@ -94,6 +98,7 @@ def whole(name: str, value: Any) -> Callable[[Step], None]:
 
 
 ARRAYS = ("token_ids", "positions", "query_starts", "context_lengths", "block_tables")
+DRAFTS = ("drafts", "draft_counts", "first_places")
 BAD: dict[str, Callable[[Step], None]] = {
     **{f"token {token}": element("token_ids", 5, token) for token in (260, -1, MOST, LEAST)},
     **{f"position {at}": element("positions", 2, at) for at in (0, 36, 38, 200, -1, MOST, LEAST)},
@@ -107,10 +112,17 @@ BAD: dict[str, Callable[[Step], None]] = {
     **{f"other block {block}": element("block_tables", (1, 0), block) for block in (-1, BLOCKS, MOST, LEAST)},
     **{f"written block of format {number}": element("block_formats", (0, 1), number) for number in (1, 2, 3, 4, 255)},
     **{f"read block of format {number}": element("block_formats", (0, 0), number) for number in (1, 3, 4, 255)},
-    **{f"row {row}": element("rows", 0, row) for row in (-1, 6, MOST, LEAST)},
+    **{f"row {row}": element("rows", 0, row) for row in (-1, 4, 6, MOST, MOST - 1, LEAST)},
+    **{f"draft {token}": element("drafts", 1, token) for token in (-1, 260, MOST, LEAST)},
+    **{f"{count} drafts": element("draft_counts", 0, count) for count in (-1, 1, 3, 4, MOST, LEAST)},
+    **{f"first place {place}": element("first_places", 1, place) for place in (-1, 2, MOST, LEAST)},
+    **{f"{count} layers": whole("layers", count) for count in (-1, 3, MOST, LEAST)},
+    "65 drafts of a row": lambda step: step.update(drafts=ints(*[9] * 66), draft_counts=ints(65, 1)),
+    "drafts without counts": whole("draft_counts", None),
+    "drafts without first places": whole("first_places", None),
     **{f"output position {at}": element("output_positions", 1, at) for at in (-1, LEAST)},
     **{f"no {name}": whole(name, lambda array: array[:0]) for name in ARRAYS},
-    **{f"{name} short": whole(name, lambda array: array[:-1]) for name in (*ARRAYS, "rows", "samplers")},
+    **{f"{name} short": whole(name, lambda array: array[:-1]) for name in (*ARRAYS, "rows", "samplers", *DRAFTS)},
     **{f"{name} long": whole(name, lambda array: np.concatenate((array, array[-1:]))) for name in ARRAYS},
     **{f"{name} int64": whole(name, lambda array: array.astype(np.int64)) for name in (*ARRAYS, "rows")},
     **{f"{name} float32": whole(name, lambda array: array.astype(np.float32)) for name in (*ARRAYS, "rows")},
@@ -156,7 +168,7 @@ def throw_garbage(packed: PackedModel, seed: int, rounds: int) -> None:
     """Any numbers anywhere: steps are refused or computed, and the model answers a new sequence as ever."""
     random, victim = Random(seed), Victim(packed)
     values = [*range(-2, 10), 31, 32, 40, 64, 127, 128, 259, 260, MOST, LEAST, MOST - 31, LEAST + 1]
-    names, refused = [*ARRAYS, "block_formats", "rows", "output_positions"], 0
+    names, refused = [*ARRAYS, *DRAFTS, "block_formats", "rows", "output_positions"], 0
     for _ in range(rounds):
         step = dict(victim.step)
         for name in random.choices(names, k=random.choice([1, 1, 2, 4])):
@@ -189,7 +201,7 @@ def test_the_step_that_they_are_made_of_is_good(packed: PackedModel) -> None:
     victim = Victim(packed)
     tokens, row_scores, prompt_scores = victim.model.step(**victim.step)
     assert ((tokens >= 0) & (tokens < victim.vocab)).all()
-    assert row_scores == [None, None]
+    assert row_scores == [None] * 4
     assert [len(part) for part in prompt_scores[0]] == [2, 2, 2, 2]
     assert victim.continued() != victim.expected
 
@@ -198,7 +210,7 @@ def test_more_alternatives_than_tokens_are_all_of_them(packed: PackedModel) -> N
     victim = Victim(packed)
     step = victim.step | {"scored": [(0, ints(3), MOST)], "samplers": [None, sampler(victim.vocab, logprob_count=MOST)]}
     _, row_scores, prompt_scores = victim.model.step(**step)
-    for scores in (row_scores[1], prompt_scores[0]):
+    for scores in (row_scores[3], prompt_scores[0]):
         assert [sorted(ids) for ids in scores[2]] == [list(range(victim.vocab))]
 
 

@@ -14,7 +14,7 @@ from services.executor.backends.base import KvShape, StepInputs, TokenScores
 from services.executor.backends.cpu.backend import CpuBackend
 from services.executor.backends.torch_backend import TorchBackend
 from services.executor.models.checkpoint import open_checkpoint
-from services.executor.sampling.draw import draw
+from services.executor.sampling.draw import draw, single_rows
 from tests.fixtures.models import make_rand_model
 from tests.native import budgets
 from tests.native.packed_models import SETS
@@ -55,7 +55,7 @@ def check_scores(found: TokenScores | None, expected: TokenScores | None) -> Non
 
 def check_tie(inputs: StepInputs, at: int, native: CpuBackend, truth: TorchBackend, drawn: list[int]) -> None:
     """Two tokens differ where the logits are as close as they must be and the rules draw each from its own."""
-    row = inputs.samples[at]
+    row = single_rows(inputs.samples)[at]
     logits = [backend.logits(inputs, [row.row])[0] for backend in (native, truth)]
     assert float(np.abs(logits[0] - logits[1]).max()) < budgets.LOGIT
     assert drawn == draw(logits, [row, row])
@@ -94,7 +94,9 @@ def play(path: Path, truth: TorchBackend, instruction_set: str, seed: int) -> No
         ties += different
         plans.finish(step, tokens)
     assert ties <= 1 + plans.seen["tokens"] // 50
-    assert all(plans.seen[name] for name in ("tokens", "preempted", "resumed", "shared", "copied")), plans.seen
+    assert all(plans.seen[name] for name in ("tokens", "accepted", "preempted", "resumed", "shared", "copied")), (
+        plans.seen
+    )
 
 
 @pytest.mark.parametrize("instruction_set", SETS)

@@ -18,7 +18,7 @@ from services.executor.admission import ModelLimits
 from services.executor.batch import StepLimits
 from services.executor.core import StepCore
 from services.executor.operations import Copies, Move
-from services.executor.results import Results
+from services.executor.results import Results, StepTaken
 from services.executor.tiers.pools import DEVICE, DISK, PoolMap, PoolSpec
 
 MODEL = "m"
@@ -134,12 +134,13 @@ class ExecutorParty(Reporter):
         self._copy(core.copies_before())
         core.demote()
         self._move(core.moves_before())
-        step = core.next_step()
-        if step is None:
+        rows = core.choose()
+        if not rows:
             self._copy(core.copies_after())
             self._move(core.moves_after())
             self._send(core.ledger.before_rest())
             return
+        step = core.build(rows)
         self._checks.before_step(self, step)
         tokens = len(step.inputs.token_ids)
         seconds = (self._shape.step_seconds + tokens * self._shape.token_seconds) * max(self.slow_factors, default=1.0)
@@ -151,7 +152,7 @@ class ExecutorParty(Reporter):
             core.finish(step, outputs)
             self._copy(core.copies_after())
             self._move(core.moves_after())
-            core.ledger.step_taken(seconds, 0.0, tokens, len(step.sampling))
+            core.ledger.step_taken(StepTaken(seconds, 0.0, tokens, len(step.sampling)))
             self._send(core.ledger.after_step())
             self._wake()
 

@@ -1,6 +1,6 @@
 """What a backend computes: one step over a flattened batch, sampling included.
 
-The worker builds `StepInputs`, the backend answers with one `Sampled` per row of `samples`. No torch here: the cpu
+The worker builds `StepInputs`, the backend answers with a `Sampled` for every row of `samples`. No torch here: the cpu
 backend runs without it.
 """
 
@@ -41,13 +41,22 @@ class SamplingRule:
 
 @dataclass(slots=True)
 class SampleRow:
-    """One token to draw: from the logits after flattened row `row`."""
+    """Tokens to draw for one sequence, one at each place from `first_place` to the number of its drafts: at place i
+    as if the first i drafts were output already. They come from the logits after flattened row `row` and later ones.
+    """
 
     row: int
     rule: SamplingRule
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]  # so far; its length is the output position that keys the random numbers
     prepared: object = None  # what the backend keeps with the sequence; nobody else touches it
+    draft_ids: Sequence[int] = ()  # of this step
+    first_place: int = 0
+
+    @property
+    def count(self) -> int:
+        """Tokens to draw."""
+        return 1 + len(self.draft_ids) - self.first_place
 
 
 @dataclass(slots=True)
@@ -80,6 +89,7 @@ class StepInputs:
     block_tables: Int32  # [S, most blocks of any of them] ids of any pool; unused entries are 0
     samples: list[SampleRow]  # at most one per sequence
     prompt_scores: list[PromptScoreRows] = field(default_factory=list)
+    layers: int = 0  # the head follows the first so many layers, 0 for all: later ones get no KV then
 
 
 @dataclass(slots=True)
@@ -90,7 +100,7 @@ class Sampled:
 
 @dataclass(slots=True)
 class StepOutputs:
-    sampled: list[Sampled | None]  # parallel to samples; None where that row's logits were not finite
+    sampled: list[Sampled | None]  # of each row of each of samples; None where that row's logits were not finite
     prompt_scores: list[TokenScores]  # parallel to prompt_scores
 
 

@@ -32,6 +32,7 @@ from services.executor.models.checkpoint import with_context_length
 from services.executor.models.rope import inverse_frequencies, rotation_table
 from services.executor.models.spec import ModelSpec
 from services.executor.models.weights import Checkpoint
+from services.executor.sampling.draw import single_rows
 from services.executor.sampling.torch_sampler import sample, score_prompt
 
 log = logging.getLogger("quire.executor")
@@ -122,11 +123,12 @@ class TorchBackend:
 
     def step(self, inputs: StepInputs) -> StepOutputs:
         with torch.inference_mode():
-            hidden = self._model.hidden(self._batch(inputs), self._allocated().layers)
+            hidden = self._model.hidden(self._batch(inputs), self._allocated().layers, inputs.layers)
             sampled = []
             if inputs.samples:
-                rows = torch.tensor([row.row for row in inputs.samples], device=self._device)
-                sampled = sample(self._model.logits(hidden.index_select(0, rows)), inputs.samples)
+                singles = single_rows(inputs.samples)
+                rows = torch.tensor([row.row for row in singles], device=self._device)
+                sampled = sample(self._model.logits(hidden.index_select(0, rows)), singles)
             return StepOutputs(sampled, [self._score(hidden, wanted) for wanted in inputs.prompt_scores])
 
     def logits(self, inputs: StepInputs, rows: Sequence[int]) -> NDArray[np.float32]:

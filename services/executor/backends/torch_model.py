@@ -74,11 +74,15 @@ class TorchModel:
         self._spec, self._weights, self._linear = spec, weights, linear
         self._layer = LayerPass(spec, linear)
 
-    def hidden(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
-        """The last layer's output [P, H], before the final norm. Writes KV of the T tokens into one cache per layer."""
+    def hidden(self, batch: Batch, caches: Sequence[LayerCache], layers: int = 0) -> Tensor:
+        """The last layer's output [P, H], before the final norm. Writes KV of the T tokens into one cache per layer.
+
+        `layers`: of the first so many alone, 0 for all.
+        """
         x = F.embedding(batch.token_ids, self._weights.embedding).to(self._linear.dtype)
         run = self._layer
-        for layer, cache in zip(self._weights.layers, caches, strict=True):
+        count = layers or len(caches)
+        for layer, cache in zip(self._weights.layers[:count], caches[:count], strict=True):
             x = run.after_attention(layer, x, run.mixed(layer, run.attention_inputs(layer, x), batch, cache))
             x = run.after_mlp(layer, x, run.activated(layer, run.mlp_inputs(layer, x)))
         return x

@@ -98,12 +98,28 @@ void Model::extend_rotations(int positions) {
   }
 }
 
-void Model::step(const StepInputs& inputs, std::span<const WantedRow> wanted, const RowSink& sink) {
+void Model::choose_ops(int layers) {
+  const std::vector<Op>& all = program_.ops;
+  if (layers < 0 || layers > program_.shape.layers) refuse("layers is not a number of the model's");
+  if (layers == 0 || layers == program_.shape.layers) {
+    ops_ = all;
+    return;
+  }
+  const size_t count = 1 + size_t(layers) * kLayerOps;
+  if (early_ops_.size() != count + 1) {
+    early_ops_.assign(all.begin(), all.begin() + ptrdiff_t(count));
+    early_ops_.push_back(all.back());
+  }
+  ops_ = early_ops_;
+}
+
+void Model::step(const StepInputs& inputs, std::span<const WantedRow> wanted, const RowSink& sink, int layers) {
   const Shape& s = program_.shape;
   check(inputs, s, block_counts_, hot_format_);
   for (const WantedRow& row : wanted) {
     if (row.token < 0 || row.token >= inputs.tokens()) refuse("a wanted row is not one of the step's tokens");
   }
+  choose_ops(layers);
   inputs_ = &inputs;
   wanted_ = wanted;
   sink_ = &sink;
@@ -145,8 +161,8 @@ void Model::cut_runs(int first_row, int count) {
 }
 
 void Model::run(int thread) {
-  for (size_t i = 0; i < program_.ops.size(); i++) {
-    const Op& op = program_.ops[i];
+  for (size_t i = 0; i < ops_.size(); i++) {
+    const Op& op = ops_[i];
     switch (op.kind) {
       case OpKind::kEmbed:
         embed(op, i, thread);
@@ -195,14 +211,14 @@ Activation Model::inputs_of(const Op& op, const Activation& written, int thread)
 }
 
 NormFor Model::norm_after(size_t index) const {
-  while (!program_.ops[++index].norm) continue;
-  return {program_.ops[index].norm, written_forms(program_.ops[index])};
+  while (!ops_[++index].norm) continue;
+  return {ops_[index].norm, written_forms(ops_[index])};
 }
 
 // Where the thread's own range of the next matrix begins.
 Ahead Model::first_panel_after(size_t index, int thread) const {
-  const Op& next = program_.ops[index + 1];
-  const Op& reader = next.kind == OpKind::kAttention ? program_.ops[index + 2] : next;
+  const Op& next = ops_[index + 1];
+  const Op& reader = next.kind == OpKind::kAttention ? ops_[index + 2] : next;
   const Matrix& matrix = reader.matrices[0];
   int first = pool_->first_of(thread, matrix.panels());
   if (reader.kind == OpKind::kGateUp) first = 2 * pool_->first_of(thread, matrix.panels() / 2);
@@ -283,7 +299,7 @@ void Model::attention(const Op& op, size_t index, int thread) {
     layer.pools[format] = {base ? base + layer_bytes(format) * size_t(op.layer) : nullptr, block_bytes(format)};
   }
   layer.out = &space_.attended;
-  layer.forms = written_forms(program_.ops[index + 1]);
+  layer.forms = written_forms(ops_[index + 1]);
   float* scratch = space_.threads[size_t(thread)].scratch;
   const auto works = attention_.works();
   const auto splits = attention_.splits();
@@ -331,7 +347,7 @@ void Model::gate_up(const Op& op, size_t index, int thread) {
   const ThreadSpace& mine = space_.threads[size_t(thread)];
   const int tokens = inputs_->tokens(), groups = s.intermediate_size / 32,
             own_end = pool_->first_of(thread + 1, groups);
-  const int forms = written_forms(program_.ops[index + 1]);
+  const int forms = written_forms(ops_[index + 1]);
   const Activation in = inputs_of(op, space_.normed, thread);
   const Ahead after = first_panel_after(index, thread);
   float* second_sums = mine.sums + kTokenTile * 32;

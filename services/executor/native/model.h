@@ -51,8 +51,9 @@ class Model {
   // are independent of each other.
   void narrow_blocks(std::span<const int32_t> pairs, int from, int to);
 
-  // Computes the step; `sink` gets every wanted row. Throws std::invalid_argument before anything is computed.
-  void step(const StepInputs& inputs, std::span<const WantedRow> wanted, const RowSink& sink);
+  // Computes the step; `sink` gets every wanted row. The head follows the first `layers` layers, 0 for all: later ones
+  // have no keys and values of these tokens then. Throws std::invalid_argument before anything is computed.
+  void step(const StepInputs& inputs, std::span<const WantedRow> wanted, const RowSink& sink, int layers = 0);
 
  private:
   // Consecutive wanted rows that are consecutive tokens.
@@ -78,9 +79,11 @@ class Model {
                           Ahead ahead) const;
   size_t layer_bytes(int format) const;
   void extend_rotations(int positions);
+  void choose_ops(int layers);
   void cut_runs(int first_row, int count);
 
   Program program_;
+  std::vector<Op> early_ops_;  // of a part of the layers
   std::shared_ptr<ThreadPool> pool_;
   const KernelTable& kernels_;
   Workspace space_;
@@ -92,6 +95,7 @@ class Model {
   int rotated_ = 0;   // positions filled in
 
   // The step under way.
+  std::span<const Op> ops_;
   const StepInputs* inputs_ = nullptr;
   std::span<const WantedRow> wanted_;
   const RowSink* sink_ = nullptr;

@@ -98,22 +98,29 @@ void bind_model(nb::module_& module) {
           "step",
           [](BoundModel& self, Int32s token_ids, Int32s positions, Int32s query_starts, Int32s context_lengths,
              Int32Table block_tables, Int32s rows, nb::list samplers, Int32s output_positions, nb::list scored,
-             const std::optional<ByteTable>& block_formats) {
+             const std::optional<ByteTable>& block_formats, const std::optional<Int32s>& drafts,
+             const std::optional<Int32s>& draft_counts, const std::optional<Int32s>& first_places, int layers) {
             return self.step(
                 make_inputs(token_ids, positions, query_starts, context_lengths, block_tables, block_formats), rows,
-                samplers, output_positions, scored);
+                samplers, output_positions, scored, {drafts, draft_counts, first_places}, layers);
           },
           nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("query_starts").noconvert(),
           nb::arg("context_lengths").noconvert(), nb::arg("block_tables").noconvert(), nb::arg("rows").noconvert(),
           nb::arg("samplers"), nb::arg("output_positions").noconvert(), nb::arg("scored"),
-          nb::arg("block_formats").noconvert() = nb::none(),
+          nb::arg("block_formats").noconvert() = nb::none(), nb::arg("drafts").noconvert() = nb::none(),
+          nb::arg("draft_counts").noconvert() = nb::none(), nb::arg("first_places").noconvert() = nb::none(),
+          nb::arg("layers") = 0,
           R"(Computes a step and samples after flattened rows `rows` [R].
 
 `samplers` [R] holds a Sampler, or None for the argmax; `scored` holds (first row, targets int32 [n], alternatives).
 `block_formats` uint8 [S, W] says for each entry of block_tables which pool it is of: 0 f32, 1 bf16, 2 int8, 3 int4;
 None means the hot one. Blocks that the step writes are hot.
 
-Returns (token ids int32 [R], -1 where logits were not finite; per row scores or None; per scored part scores). Scores
+`drafts` int32 [D] holds `draft_counts` [R] tokens for each sampled row, which are taken for output that its sampler has
+not observed. As many tokens more are drawn for it, one after each draft, from the rows that follow; those before its
+`first_places` [R] are left out, with their rows. `layers`: the head follows the first so many layers, 0 for all.
+
+Returns (token ids int32, -1 where logits were not finite; per token scores or None; per scored part scores). Scores
 are (log probabilities, ranks, alternatives' ids, their log probabilities). Raises ValueError, before anything is
 computed, where the inputs contradict each other or the model.)")
       .def("logits", &logits, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),

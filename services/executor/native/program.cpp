@@ -19,13 +19,13 @@ void check_matrix(const Matrix& matrix, int rows, int k, const std::string& name
 
 // Embedding, five operations a layer, head; and a norm before each operation that reads the residual stream.
 void check_order(const Program& program) {
-  constexpr OpKind kLayer[] = {OpKind::kQkv, OpKind::kAttention, OpKind::kAttentionOutput, OpKind::kGateUp,
-                               OpKind::kDown};
+  constexpr OpKind kLayer[kLayerOps] = {OpKind::kQkv, OpKind::kAttention, OpKind::kAttentionOutput, OpKind::kGateUp,
+                                        OpKind::kDown};
   const size_t count = program.ops.size();
-  bool fits = count == size_t(program.shape.layers) * 5 + 2;
+  bool fits = count == size_t(program.shape.layers) * kLayerOps + 2;
   for (size_t i = 0; i < count && fits; i++) {
     const Op& op = program.ops[i];
-    fits = op.kind == (i == 0 ? OpKind::kEmbed : i + 1 == count ? OpKind::kHead : kLayer[(i - 1) % 5]);
+    fits = op.kind == (i == 0 ? OpKind::kEmbed : i + 1 == count ? OpKind::kHead : kLayer[(i - 1) % kLayerOps]);
     const bool reads_stream = op.kind == OpKind::kQkv || op.kind == OpKind::kGateUp || op.kind == OpKind::kHead;
     if (reads_stream && !op.norm) refuse("layer " + std::to_string(op.layer) + ": a norm is missing");
   }

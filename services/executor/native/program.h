@@ -46,6 +46,9 @@ struct Shape {
   std::vector<float> rotary_frequencies;  // [half]; 0 where padded
 };
 
+// Of a layer: kQkv to kDown.
+constexpr int kLayerOps = 5;
+
 struct Program {
   Shape shape;
   std::vector<Op> ops;

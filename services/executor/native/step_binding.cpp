@@ -54,25 +54,48 @@ int BoundModel::want_scores(int count) {
   return int(scores_.size()) - 1;
 }
 
-void BoundModel::collect_samples(const Int32s& rows, const nb::list& samplers, const Int32s& output_positions) {
+void BoundModel::collect_samples(const Int32s& rows, const nb::list& samplers, const Int32s& output_positions,
+                                 const Drafts& drafts) {
   if (samplers.size() != rows.size() || output_positions.size() != rows.size()) {
     throw std::invalid_argument("rows, samplers and output_positions differ in length");
+  }
+  std::span<const int32_t> left;  // drafts of later rows
+  if (drafts.ids) {
+    if (!drafts.counts || !drafts.first_places || drafts.counts->size() != rows.size() ||
+        drafts.first_places->size() != rows.size()) {
+      throw std::invalid_argument("rows, draft_counts and first_places differ in length");
+    }
+    left = {drafts.ids->data(), drafts.ids->size()};
+    for (const int32_t id : left) {
+      if (id < 0 || id >= model_.shape().vocab_size) throw std::invalid_argument("a draft is not in the vocabulary");
+    }
   }
   for (size_t i = 0; i < rows.size(); i++) {
     Task task;
     if (output_positions.data()[i] < 0) throw std::invalid_argument("an output position is negative");
-    task.output_position = uint32_t(output_positions.data()[i]);
+    if (rows.data()[i] > INT32_MAX - kMostDrafts) throw std::invalid_argument("a row is not one of the step's tokens");
     const nb::handle sampler = samplers[i];
     if (!sampler.is_none()) {
       task.sampler = taken_from<const Sampler*>(sampler, "samplers must hold Sampler or None");
       if (task.sampler->vocab_size() != model_.shape().vocab_size) {
         throw std::invalid_argument("a sampler was made for another vocabulary");
       }
-      if (task.sampler->logprob_count() >= 0) task.scores = want_scores(task.sampler->logprob_count());
     }
-    wanted_.push_back({rows.data()[i], task.sampler != nullptr});
-    tasks_.push_back(task);
+    const int count = drafts.ids ? drafts.counts->data()[i] : 0;
+    const int first = drafts.ids ? drafts.first_places->data()[i] : 0;
+    if (first < 0 || first > count || count > kMostDrafts || size_t(count) > left.size()) {
+      throw std::invalid_argument("draft_counts and first_places do not fit the drafts");
+    }
+    for (int place = first; place <= count; place++) {
+      task.output_position = uint32_t(output_positions.data()[i]) + uint32_t(place);
+      task.drafts = left.first(size_t(place));
+      if (task.sampler && task.sampler->logprob_count() >= 0) task.scores = want_scores(task.sampler->logprob_count());
+      wanted_.push_back({rows.data()[i] + place - first, task.sampler != nullptr});
+      tasks_.push_back(task);
+    }
+    left = left.subspan(size_t(count));
   }
+  if (!left.empty()) throw std::invalid_argument("draft_counts and first_places do not fit the drafts");
 }
 
 void BoundModel::collect_scored(const nb::list& scored, int tokens) {
@@ -104,8 +127,11 @@ void BoundModel::finish(Task& task, const float* logits, int32_t argmax, int thr
   const int vocab = model_.shape().vocab_size;
   const SamplerScratch scratch = sampler_scratch(reinterpret_cast<float*>(scratch_[size_t(thread)].data()), vocab);
   if (task.sampler) {
-    task.token = model_.kernels().draw(logits, vocab, task.sampler->rule(), task.sampler->history(),
-                                       task.output_position, nullptr, scratch);
+    History history = task.sampler->history();
+    history.drafts = task.drafts.data();
+    history.draft_count = int(task.drafts.size());
+    task.token =
+        model_.kernels().draw(logits, vocab, task.sampler->rule(), history, task.output_position, nullptr, scratch);
   } else {
     task.token = task.target >= 0 ? task.target : argmax;
   }
@@ -135,21 +161,24 @@ nb::object BoundModel::to_python(size_t first, size_t count) const {
 }
 
 nb::tuple BoundModel::step(const StepInputs& inputs, const Int32s& rows, const nb::list& samplers,
-                           const Int32s& output_positions, const nb::list& scored) {
+                           const Int32s& output_positions, const nb::list& scored, const Drafts& drafts, int layers) {
   wanted_.clear();
   tasks_.clear();
   scored_counts_.clear();
   scores_.clear();
   top_ids_.clear();
   top_logprobs_.clear();
-  collect_samples(rows, samplers, output_positions);
+  collect_samples(rows, samplers, output_positions, drafts);
   const size_t sampled = tasks_.size();
   collect_scored(scored, inputs.tokens());
   {
     nb::gil_scoped_release release;
-    model_.step(inputs, wanted_, [this](int row, float* logits, int32_t argmax, int thread) {
-      finish(tasks_[size_t(row)], logits, argmax, thread);
-    });
+    model_.step(
+        inputs, wanted_,
+        [this](int row, float* logits, int32_t argmax, int thread) {
+          finish(tasks_[size_t(row)], logits, argmax, thread);
+        },
+        layers);
   }
   auto [tokens, owner] = new_array<int32_t>(sampled);
   nb::list row_scores, prompt_scores;

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "services/executor/native/bindings.h"
@@ -20,6 +21,14 @@ StepInputs make_inputs(const Int32s& token_ids, const Int32s& positions, const I
                        const Int32s& context_lengths, const Int32Table& block_tables,
                        const std::optional<ByteTable>& block_formats);
 
+// Output tokens of sampled rows that their samplers have not observed, one row's after the other. Absent: there are
+// none.
+struct Drafts {
+  std::optional<Int32s> ids;           // [D]
+  std::optional<Int32s> counts;        // [R]
+  std::optional<Int32s> first_places;  // [R]
+};
+
 // A model with the weights that it reads and what sampling needs.
 class BoundModel {
  public:
@@ -30,7 +39,7 @@ class BoundModel {
 
   // See the docstring of Model.step.
   nanobind::tuple step(const StepInputs& inputs, const Int32s& rows, const nanobind::list& samplers,
-                       const Int32s& output_positions, const nanobind::list& scored);
+                       const Int32s& output_positions, const nanobind::list& scored, const Drafts& drafts, int layers);
 
  private:
   // One row's scores; alternatives lie in top_ids_ and top_logprobs_.
@@ -43,12 +52,14 @@ class BoundModel {
   struct Task {
     const Sampler* sampler = nullptr;  // null: the argmax, or `target` is scored
     uint32_t output_position = 0;
+    std::span<const int32_t> drafts;  // output that the sampler has not observed
     int32_t target = -1;
     int scores = -1;  // index into scores_, where scores are wanted
     int32_t token = -1;
   };
 
-  void collect_samples(const Int32s& rows, const nanobind::list& samplers, const Int32s& output_positions);
+  void collect_samples(const Int32s& rows, const nanobind::list& samplers, const Int32s& output_positions,
+                       const Drafts& drafts);
   void collect_scored(const nanobind::list& scored, int tokens);
   int want_scores(int count);
   void finish(Task& task, const float* logits, int32_t argmax, int thread);

@@ -10,7 +10,7 @@ Greedy is a temperature below 1e-5, top_k = 1 or top_p = 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ def takes_argmax(row: SampleRow) -> bool:
 
 
 def draw(logits: Sequence[Float32], rows: Sequence[SampleRow]) -> list[int]:
-    """A token per row of logits [V] whose maximum is finite; -1 where the rules leave nothing finite."""
+    """A token per row (without drafts) of logits [V] whose maximum is finite; -1 where rules leave nothing finite."""
     drawn = [-1] * len(rows)
     narrow: list[tuple[int, Float32, NDArray[np.int64]]] = []
     for i, (row_logits, row) in enumerate(zip(logits, rows, strict=True)):
@@ -60,6 +60,19 @@ def draw(logits: Sequence[Float32], rows: Sequence[SampleRow]) -> list[int]:
         for (i, scaled, kept), row_words in zip(narrow, words, strict=True):
             drawn[i] = int(kept[(scaled + philox.gumbel(row_words)).argmax()])
     return drawn
+
+
+def single_rows(rows: Iterable[SampleRow]) -> list[SampleRow]:
+    """A row for each token to draw, with the drafts before it as output."""
+    singles = []
+    for row in rows:
+        if not row.draft_ids:
+            singles.append(row)
+            continue
+        for at in range(row.count):
+            output_ids = [*row.output_ids, *row.draft_ids[: row.first_place + at]]
+            singles.append(SampleRow(row.row + at, row.rule, row.prompt_ids, output_ids))
+    return singles
 
 
 def apply_rules(logits: Float32, row: SampleRow) -> Float32:

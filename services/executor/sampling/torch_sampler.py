@@ -16,7 +16,10 @@ from services.executor.sampling import draw, scores
 
 
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | None]:
-    """One token per row of logits [R, V] fp32; None where a row has NaN, +inf or nothing above -inf."""
+    """One token per row of logits [R, V] fp32, rows without drafts.
+
+    None where a row has NaN, +inf or nothing above -inf.
+    """
     if not rows:
         return []
     best_ids, best_values = _argmax(logits)

@@ -13,6 +13,7 @@ from services.common.kv_policy import KvPolicy
 from services.executor.backends.base import ColderPool, KvShape, Sampled, StepInputs, StepOutputs, TokenScores
 from services.executor.loader import LoadedModel
 from services.executor.models.spec import ModelSpec
+from services.executor.sampling.draw import single_rows
 
 VOCAB = 100
 EOS = 99
@@ -112,11 +113,10 @@ class FakeBackend:
             span = slice(inputs.query_starts[s], inputs.query_starts[s + 1])
             positions = inputs.positions[span]
             self.kv[table[positions // size], positions % size] = inputs.token_ids[span]
-        row_of = {int(end) - 1: s for s, end in enumerate(inputs.query_starts[1:])}
         sampled: list[Sampled | None] = []
-        for row in inputs.samples:
-            s = row_of[row.row]
-            context = self._context(inputs, s)
+        for row in single_rows(inputs.samples):
+            s = int(np.searchsorted(inputs.query_starts, row.row, side="right")) - 1
+            context = self._context(inputs, s)[: int(inputs.positions[row.row]) + 1]
             assert context == [*row.prompt_ids, *row.output_ids]
             token = self.script.get(len(context), next_token(context))
             scores = TokenScores([-0.5], [1], [[token] * row.rule.logprob_count], [[-0.5] * row.rule.logprob_count])

@@ -39,13 +39,14 @@ def state(
 
 
 def plan(epoch: int, step: int, *, grants=(), **fields) -> executor_pb2.StepPlan:
-    """`grants`: (sequence id, token limit, steps)."""
+    """`grants`: (sequence id, token limit, steps) or (sequence id, token limit, steps, draft limit)."""
     return executor_pb2.StepPlan(
         epoch=epoch,
         step=step,
         sequence_ids=[grant[0] for grant in grants],
         token_limits=[grant[1] for grant in grants],
         step_counts=[grant[2] for grant in grants],
+        draft_limits=[grant[3] if len(grant) > 3 else 0 for grant in grants],
         **fields,
     )
 

@@ -230,15 +230,11 @@ def test_unsupported_fields_are_refused_by_name(bench):
     adapted, constrained = state(1, PROMPT, [0, 1]), state(2, PROMPT, [2, 3])
     adapted.adapter = "x"
     constrained.constraint.regex = "a"
-    bench.take(
-        enter=[adapted, constrained, state(3, PROMPT, [4, 5]), state(4, PROMPT, range(8, 12))],
-        grants=[(3, 32, 1), (4, 32, 9)],
-        draft_limits=[2, 0],
-    )
+    bench.take(enter=[adapted, constrained, state(3, PROMPT, range(8, 12))], grants=[(3, 32, 9)])
     sent = bench.run()
-    named = {i: (end.error.reason, end.error.message.split(":")[0]) for i, end in ends(sent).items() if i < 4}
-    assert named == {i: ("UNSUPPORTED", name) for i, name in ((1, "adapter"), (2, "constraint"), (3, "draft_limits"))}
-    assert tokens_by_sequence(sent)[4] == generate(PROMPT, 8)
+    named = {i: (end.error.reason, end.error.message.split(":")[0]) for i, end in ends(sent).items() if i < 3}
+    assert named == {i: ("UNSUPPORTED", name) for i, name in ((1, "adapter"), (2, "constraint"))}
+    assert tokens_by_sequence(sent)[3] == generate(PROMPT, 8)
 
 
 def test_c2_a_prompt_that_leaves_no_output_is_refused(bench):
@@ -358,7 +354,7 @@ def test_acknowledged_results_are_dropped(bench):
 
 def test_step_inputs_have_the_shapes_of_the_interface(bench):
     bench.take(enter=[state(1, list(range(9)), [7, 3, 5]), state(2, [4], [1])], grants=[(1, 6, 2), (2, 6, 1)])
-    step = bench.core.next_step()
+    step = bench.core.build(bench.core.choose())
     inputs = step.inputs
     assert inputs.token_ids.tolist() == [0, 1, 2, 3, 4, 5, 4]
     assert inputs.positions.tolist() == [0, 1, 2, 3, 4, 5, 0]

@@ -24,9 +24,9 @@ from services.executor.backends.base import (
 )
 from services.executor.backends.cpu.backend import CpuBackend
 from services.executor.models.checkpoint import open_checkpoint
-from services.executor.sampling.draw import draw
+from services.executor.sampling.draw import draw, single_rows
 from services.executor.sampling.scores import score
-from tests.fixtures.models import LLAMA3_SCALING, make_rand_model, reference_logits
+from tests.fixtures.models import LLAMA3_SCALING, first_layers, make_rand_model, reference_logits
 
 SETS = _native.instruction_sets()
 BLOCKS = 24
@@ -267,3 +267,66 @@ def test_a_step_may_sample_nothing(path: Path) -> None:
     backend = load(path)
     outputs = backend.step(Sequences(backend).inputs({0: [1, 2, 3]}))
     assert (outputs.sampled, outputs.prompt_scores) == ([], [])
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_draws_after_drafts_as_if_they_were_output(path: Path, rule: SamplingRule, instruction_set: str) -> None:
+    """Each place of a run is drawn as the reference draws it alone; the run leaves nothing behind in the sampler."""
+    sequences = Sequences(load(path, instruction_set=instruction_set))
+    prompt, output, drafts = ids_of(3, 9), [7, 7, 8], [8, 5, 8, 8, 30]
+    chunk = [*prompt, *output, *drafts]
+    logits = sequences.logits({0: chunk})[0]
+    row = SampleRow(11, rule, prompt, output)
+    for first_place in (0, 3, 5):
+        row.draft_ids, row.first_place, row.row = drafts, first_place, 11 + first_place
+        inputs = sequences.inputs({1: chunk})
+        sequences.computed[1] = 0
+        inputs.samples = [row]
+        sampled = [one for one in sequences.backend.step(inputs).sampled if one is not None]
+        places = range(first_place, 6)
+        singles = [SampleRow(0, rule, prompt, [*output, *drafts[:place]]) for place in places]
+        assert [one.token_id for one in sampled] == draw([logits[11 + place] for place in places], singles)
+        for place, one in zip(places, sampled, strict=True):
+            if rule.logprob_count >= 0:
+                check_scores(one.scores, score([logits[11 + place]], [one.token_id], rule.logprob_count))
+    row.draft_ids, row.first_place, row.row = (), 0, 11
+    inputs = sequences.inputs({1: chunk})
+    inputs.samples = [row]
+    (sampled,) = sequences.backend.step(inputs).sampled
+    assert sampled is not None
+    assert [sampled.token_id] == draw([logits[11]], [SampleRow(0, rule, prompt, output)])
+
+
+def test_rows_with_and_without_drafts_share_a_step(path: Path) -> None:
+    backend = load(path)
+    tokens = [ids_of(i, 20) for i in range(3)]
+    logits = Sequences(backend).logits(dict(enumerate(tokens)))
+    inputs = Sequences(backend).inputs(dict(enumerate(tokens)))
+    rows = [
+        SampleRow(17, RULES[2], tokens[0][:10], tokens[0][10:18], draft_ids=tokens[0][18:]),
+        SampleRow(39, RULES[3], tokens[1], []),
+        SampleRow(56, RULES[6], tokens[2][:12], tokens[2][12:17], draft_ids=tokens[2][17:]),
+    ]
+    inputs.samples = rows
+    found = [one.token_id for one in backend.step(inputs).sampled if one is not None]
+    assert found == draw([*logits[0][17:], logits[1][19], *logits[2][16:]], single_rows(rows))
+
+
+@pytest.mark.parametrize("instruction_set", SETS)
+def test_the_head_may_follow_a_part_of_the_layers(tmp_path: Path, instruction_set: str) -> None:
+    """The same as a model of these layers alone; KV of later layers is left as it was."""
+    path = make_rand_model(tmp_path / "whole", 5, layers=3)
+    backend = load(path, instruction_set=instruction_set)
+    whole, ids = Sequences(backend), ids_of(1, 40)
+    expected = whole.logits({0: ids})[0]
+    for layers in (1, 2, 1):
+        alone = Sequences(load(first_layers(path, tmp_path / str(layers), layers), instruction_set=instruction_set))
+        inputs = whole.inputs({1: ids})
+        whole.computed[1] = 0
+        inputs.layers, inputs.samples = layers, [SampleRow(i, RULES[1], ids[: i + 1], []) for i in range(40)]
+        other = alone.inputs({1: ids})
+        other.samples = [SampleRow(i, RULES[1], ids[: i + 1], []) for i in range(40)]
+        assert backend.step(inputs).sampled == alone.backend.step(other).sampled
+    assert np.array_equal(whole.logits({0: [5]})[0], Sequences(backend).logits({0: [*ids, 5]})[0][-1:])
+    assert np.array_equal(Sequences(backend).logits({0: ids})[0], expected)

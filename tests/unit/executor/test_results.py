@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.v1 import executor_pb2
 from services.executor.credit import Credit
-from services.executor.results import Ledger
+from services.executor.results import Ledger, StepTaken
 from services.executor.sequences import Unreported
 
 
@@ -32,7 +32,7 @@ def step(made: Ledger, seconds: float, *rows: Any, chunks: tuple[Any, ...] = ())
         if row in rows:
             row.unreported.token_ids.append(7)
         made.computed(row)
-    made.step_taken(seconds, 0.0, len(rows) + 8 * len(chunks), len(rows))
+    made.step_taken(StepTaken(seconds, 0.0, tokens=len(rows) + 8 * len(chunks), sampled=len(rows)))
     message = made.after_step()
     return list(message.sequence_ids) if message is not None else []
 

@@ -18,6 +18,7 @@ from services.executor.backends.base import (
     Int32,
     KvShape,
     Sampled,
+    SampleRow,
     StepInputs,
     StepOutputs,
     TokenScores,
@@ -144,6 +145,8 @@ class CpuBackend:
             np.array([len(sample.output_ids) for sample in samples], np.int32),
             [(part.first_row, np.array(part.targets, np.int32), part.count) for part in inputs.prompt_scores],
             block_formats=formats,
+            **_drafts(samples),
+            layers=inputs.layers,
         )
         sampled = [_sampled(token, scores) for token, scores in zip(token_ids.tolist(), row_scores, strict=True)]
         return StepOutputs(sampled, [TokenScores(*scores) for scores in prompt_scores])
@@ -165,6 +168,17 @@ def dtype_of(weights: PackedWeights) -> str:
     for matrix in set(weights.matrices.values()):
         sizes[names[matrix.format]] += matrix.rows * matrix.k
     return "+".join(_DTYPES.get(name, name) for name, _ in sizes.most_common())
+
+
+def _drafts(samples: Sequence[SampleRow]) -> dict[str, Int32]:
+    """What describes drafts to native code; nothing where there are none."""
+    if not any(sample.draft_ids for sample in samples):
+        return {}
+    return {
+        "drafts": np.array([token_id for sample in samples for token_id in sample.draft_ids], np.int32),
+        "draft_counts": np.array([len(sample.draft_ids) for sample in samples], np.int32),
+        "first_places": np.array([sample.first_place for sample in samples], np.int32),
+    }
 
 
 def _native_name(format_: str) -> str:

@@ -1,0 +1,37 @@
+"""A proposer that knows what comes, and errs where it is told to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from services.executor.speculation.proposer import DraftRequest
+
+Truth = Callable[[list[int]], int]
+
+
+class Oracle:
+    """Each draft is the true token with probability `accuracy`, else another one; sometimes there are fewer."""
+
+    name = "oracle"
+
+    def __init__(self, truth: Truth, accuracy: float, vocab: int, seed: int = 0) -> None:
+        self._truth, self._accuracy, self._vocab = truth, accuracy, vocab
+        self._random = random.Random(seed)
+        self.asked: list[int] = []
+        self.proposed: list[list[int]] = []
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+        drafts = [self._draft(list(request.sequence.tokens), request.most) for request in requests]
+        self.asked += [request.most for request in requests]
+        self.proposed += drafts
+        return drafts
+
+    def _draft(self, tokens: list[int], most: int) -> list[int]:
+        draft: list[int] = []
+        for _ in range(most if self._accuracy in (0, 1) else self._random.randint(0, most)):
+            token = self._truth(tokens + draft)
+            if self._random.random() >= self._accuracy:
+                token = (token + 1 + self._random.randrange(self._vocab - 1)) % self._vocab
+            draft.append(token)
+        return draft
