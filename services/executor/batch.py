@@ -167,10 +167,10 @@ def build_step(rows: list[Row], tables: BlockTables) -> Step:
             token_ids += sequence.tokens[start:end]
         token_ids += row.draft_ids
         counts.append(row.count + len(row.draft_ids))
-        written += tables.blocks(sequence.table, start, start + counts[-1])
+        written += tables.blocks(sequence.table, start, end + max(row.draft_room, len(row.draft_ids)))  # or by drafting
         if end == len(sequence.tokens):
             sequence.sample_row.row = first + row.count - 1
-            sequence.sample_row.draft_ids = row.draft_ids
+            sequence.sample_row.draft_ids, sequence.sample_row.first_place = row.draft_ids, 0
             samples.append(sequence.sample_row)
             sampling.append(sequence)
         if sequence.rule.prompt_logprob_count >= 0 and start + 1 < sequence.prompt_length:

@@ -41,7 +41,7 @@ class StepCore:
     def __init__(self, limits: StepLimits) -> None:
         self._limits = limits
         self._model: ModelLimits | None = None
-        self._tables = BlockTables(1)
+        self.tables = BlockTables(1)
         self._refuses = False
         self.sequences: dict[int, Sequence] = {}
         self.inventory = Inventory()
@@ -56,7 +56,7 @@ class StepCore:
         """Begins anew with a model, or without one: no sequences, no known blocks but those `found` in lower tiers."""
         self._drop_sequences()
         self._model = model
-        self._tables = BlockTables(model.block_size if model is not None else 1)
+        self.tables = BlockTables(model.block_size if model is not None else 1)
         self.inventory.clear()
         for block_id, key in found:
             self.inventory.seal(block_id, key)
@@ -142,7 +142,7 @@ class StepCore:
             if sequence.demotions is None:
                 continue
             for change in sequence.demotions.due(sequence.computed):
-                source = self._tables.replace(sequence.table, change.position, change.block_id)
+                source = self.tables.replace(sequence.table, change.position, change.block_id)
                 if change.writes:
                     pairs.append((source, change.block_id))
             if not sequence.demotions:
@@ -152,7 +152,7 @@ class StepCore:
 
     def choose(self) -> list[Row]:
         """What the next step computes: none where no sequence can. Drafts may be put into the rows that have room."""
-        rows, crowded = choose_rows(self.sequences.values(), self._tables, self._limits)
+        rows, crowded = choose_rows(self.sequences.values(), self.tables, self._limits)
         if crowded:  # the others go first next time, or steady decodes could keep a large chunk out for ever
             for row in rows:
                 self.sequences[row.sequence.sequence_id] = self.sequences.pop(row.sequence.sequence_id)
@@ -160,7 +160,7 @@ class StepCore:
 
     def build(self, rows: list[Row]) -> Step:
         """The inputs of a step over these rows."""
-        step = build_step(rows, self._tables)
+        step = build_step(rows, self.tables)
         self.inventory.overwrite(step.written_blocks)
         return step
 
@@ -227,7 +227,7 @@ class StepCore:
         if sequence is None or self._model is None:
             return
         try:
-            self._tables.append(
+            self.tables.append(
                 sequence.table, group_blocks("append.blocks", list(append.blocks), self._model.hot_count)
             )
             sequence.waits_aloud = False
@@ -245,7 +245,7 @@ class StepCore:
 
     def _unsettled(self) -> set[int]:
         """Blocks that present sequences are still to write."""
-        ahead = (self._tables.ahead(sequence.table, sequence.computed) for sequence in self.sequences.values())
+        ahead = (self.tables.ahead(sequence.table, sequence.computed) for sequence in self.sequences.values())
         return set(itertools.chain.from_iterable(ahead))
 
     def _add_demotion(self, demotion: executor_pb2.BlockDemotion) -> None:
@@ -255,7 +255,7 @@ class StepCore:
         if sequence.demotions is None:
             sequence.demotions = Demotions()
         try:
-            sequence.demotions.add(demotion, sequence.computed, self._tables.ids(sequence.table), self._model)
+            sequence.demotions.add(demotion, sequence.computed, self.tables.ids(sequence.table), self._model)
         except QuireError as error:
             self._fail(sequence, error)
 
@@ -267,7 +267,7 @@ class StepCore:
         except QuireError as error:
             self.ledger.refused(state.sequence_id, error)
             return
-        sequence.table = self._tables.add(block_ids)
+        sequence.table = self.tables.add(block_ids)
         self.sequences[state.sequence_id] = sequence
 
     def _take_prompt_scores(self, sequence: Sequence, start: int, scores: TokenScores) -> None:
@@ -285,7 +285,7 @@ class StepCore:
     def _remove(self, sequence_id: int) -> Sequence | None:
         sequence = self.sequences.pop(sequence_id, None)
         if sequence is not None:
-            self._tables.release(sequence.table)
+            self.tables.release(sequence.table)
         return sequence
 
     def _drop_sequences(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.v1 import types_pb2
+from services.common.speculation import MAX_DRAFT_TOKENS
 from services.executor.admission import GROUP
 from services.executor.batch import StepLimits
 from services.executor.loader import LoadedModel
@@ -73,8 +74,20 @@ def describe_loaded(
             pools=pools,
             kv_policy=str(model.policy),
             remote_store=model.tiers.remote_name if model.tiers is not None else "",
+            speculation=_speculation(model, measured),
             decode_step_seconds=measured.decode_step_seconds,
             prefill_tokens_per_second=measured.prefill_tokens_per_second,
         )
     )
     return description
+
+
+def _speculation(model: LoadedModel, measured: Measured) -> types_pb2.SpeculationDescription | None:
+    if model.proposer is None:
+        return None
+    return types_pb2.SpeculationDescription(
+        proposer=model.proposer.name,
+        max_draft_tokens=MAX_DRAFT_TOKENS,
+        draft=model.proposer.detail,
+        draft_token_seconds=measured.draft_token_seconds,
+    )

@@ -141,8 +141,9 @@ class Engine:
             model = await _in_thread(lambda: self._loader(name, source))
 
             def install(steps: StepLoop) -> types_pb2.ExecutorDescription:
-                measured = warm_up(model.backend, model.shape, self._limits.tokens, model.backend.spec.context_length)
-                steps.backend, steps.tiers = model.backend, model.tiers
+                context = model.backend.spec.context_length
+                measured = warm_up(model.backend, model.shape, self._limits.tokens, context, model.proposer)
+                steps.backend, steps.tiers, steps.proposer = model.backend, model.tiers, model.proposer
                 steps.core.set_model(model.limits, model.tiers.found() if model.tiers is not None else ())
                 return describe_loaded(self.executor_id, self._limits, model, measured, kv_place(model.backend.device))
 
@@ -173,7 +174,7 @@ class Engine:
                 steps.tiers = None
 
             def remove(steps: StepLoop) -> None:
-                steps.backend = None
+                steps.backend = steps.proposer = None
                 steps.core.set_model(None)
 
             await self._on_ready(False)

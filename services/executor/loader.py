@@ -20,6 +20,10 @@ from services.executor.capacity import KvDemand, kv_shape, served_context
 from services.executor.memory import measure
 from services.executor.sampling_defaults import read_sampling
 from services.executor.settings import ExecutorSettings
+from services.executor.speculation.early_exit import EarlyExitProposer
+from services.executor.speculation.ngram import NgramProposer
+from services.executor.speculation.proposer import Proposer
+from services.executor.speculation.setting import parse_draft
 from services.executor.tiers.lower_tiers import LowerTiers, open_tiers
 from services.executor.tiers.pools import PoolMap, device_pools
 
@@ -42,6 +46,7 @@ class LoadedModel:
     loaded_at: int  # Unix seconds
     tiers: LowerTiers | None = None
     default_sampling: types_pb2.SamplingParams | None = None  # what the publisher says
+    proposer: Proposer | None = None
 
     @property
     def limits(self) -> ModelLimits:
@@ -116,6 +121,7 @@ def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
         shape=shape,
         policy=settings.kv_policy,
         tiers=open_tiers(settings, loaded.backend, shape, loaded.fingerprint),
+        proposer=_proposer(settings, loaded.backend),
         fingerprint=loaded.fingerprint,
         tokenizer_bundle=bundle,
         tokenizer_fingerprint=hashlib.sha256(bundle).hexdigest(),
@@ -123,6 +129,16 @@ def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
         loaded_at=int(time.time()),
         default_sampling=read_sampling(path),
     )
+
+
+def _proposer(settings: ExecutorSettings, backend: Backend) -> Proposer | None:
+    setting = parse_draft(settings.draft)
+    if setting.early_exit:
+        try:
+            return EarlyExitProposer(backend, setting.layers)
+        except ValueError as error:
+            raise QuireError(Reason.MODEL_LOAD_FAILED, f"draft: {error}") from None
+    return NgramProposer() if setting.ngram else None
 
 
 def allocate(backend: Backend, settings: ExecutorSettings, mapped_bytes: int) -> KvShape:

@@ -10,6 +10,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from services.common.kv_policy import HOT_TOKENS, OLDEST, PERIOD, WARM_TOKENS, KvAges, KvPolicy
 from services.common.settings import NamedPath, ServiceSettings
 from services.common.sizes import parse_size
+from services.executor.speculation.setting import parse_draft
 from services.executor.tiers.pools import MOST_BLOCKS
 
 BackendName = Literal["auto", "cpu", "torch"]
@@ -34,6 +35,9 @@ class ExecutorSettings(ServiceSettings):
     kv_format: KvFormatName = Field("auto", description="number format of keys and values; auto follows the weights")
     instruction_set: InstructionSet = Field(
         "auto", description="what the cpu backend is to use of this CPU; auto takes the best"
+    )
+    draft: str = Field(
+        "ngram", description="what proposes draft tokens: none, ngram, early-exit, early-exit:LAYERS, or a draft model"
     )
     threads: int = Field(0, ge=0, description="compute threads; 0 takes one per CPU that the process may use")
     numa_node: NumaNode = Field(
@@ -69,6 +73,12 @@ class ExecutorSettings(ServiceSettings):
     def _check_node(cls, value: str | int) -> str | int:
         if not re.fullmatch(r"auto|none|[0-9]{1,9}", text := str(value)):
             raise ValueError(f"{text} is neither auto, none nor the number of a node")
+        return value
+
+    @field_validator("draft")
+    @classmethod
+    def _check_draft(cls, value: str) -> str:
+        parse_draft(value)
         return value
 
     @field_validator("kv_memory")

@@ -10,6 +10,7 @@ import numpy as np
 
 from services.common.errors import QuireError, Reason
 from services.executor.backends.base import Backend, KvShape, SampleRow, SamplingRule, StepInputs
+from services.executor.speculation.proposer import Proposer
 
 DECODE_STEPS = 2
 PREFILL_TOKENS = 48  # enough to measure by, and soon done
@@ -20,20 +21,27 @@ _TOKEN = 1  # any id below every vocabulary
 class Measured:
     decode_step_seconds: float
     prefill_tokens_per_second: float
+    draft_token_seconds: float = 0.0  # of proposing one draft for one sequence
 
 
-def warm_up(backend: Backend, shape: KvShape, max_step_tokens: int, context_length: int) -> Measured:
+def warm_up(
+    backend: Backend, shape: KvShape, max_step_tokens: int, context_length: int, proposer: Proposer | None = None
+) -> Measured:
     """Computes in the pool's first blocks, whose content nobody knows yet. Raises MODEL_LOAD_FAILED on bad logits."""
     most = min(shape.block_count * shape.block_size, context_length, max_step_tokens, PREFILL_TOKENS + DECODE_STEPS)
     length = max(most - DECODE_STEPS, 1)
-    _timed(backend, shape, 0, min(length, 8))  # first calls allocate and compile
-    prefill = _timed(backend, shape, 0, length)
-    decodes = [_timed(backend, shape, length + at, 1) for at in range(most - length)] or [prefill]
-    return Measured(median(decodes), length / prefill)
+    timed_step(backend, shape, 0, min(length, 8))  # first calls allocate and compile
+    prefill = timed_step(backend, shape, 0, length)
+    decodes = [timed_step(backend, shape, length + at, 1) for at in range(most - length)] or [prefill]
+    draft_seconds = proposer.warm_up(shape) if proposer is not None else 0.0
+    return Measured(median(decodes), length / prefill, draft_seconds)
 
 
-def _timed(backend: Backend, shape: KvShape, start: int, count: int) -> float:
-    """Seconds of a step over tokens [start, start + count) of one sequence."""
+def timed_step(backend: Backend, shape: KvShape, start: int, count: int, layers: int = 0) -> float:
+    """Seconds of a step over tokens [start, start + count) of one sequence, in the pool's first blocks.
+
+    Raises MODEL_LOAD_FAILED on bad logits.
+    """
     blocks = -(-(start + count) // shape.block_size)
     rule = SamplingRule(temperature=0.0, logprob_count=0)
     inputs = StepInputs(
@@ -43,6 +51,7 @@ def _timed(backend: Backend, shape: KvShape, start: int, count: int) -> float:
         context_lengths=np.array([start + count], np.int32),
         block_tables=np.arange(blocks, dtype=np.int32)[None],
         samples=[SampleRow(count - 1, rule, [_TOKEN] * (start + count), [])],
+        layers=layers,
     )
     began = time.perf_counter()
     sampled = backend.step(inputs).sampled

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Sequence_
 
+from services.executor.backends.base import KvShape
+from services.executor.batch import BlockTables
 from services.executor.sequences import Sequence
 from services.executor.speculation.proposer import DraftRequest
 from services.executor.speculation.suffix_automaton import SuffixAutomaton
@@ -22,8 +24,12 @@ class NgramProposer:
     """Keeps a suffix automaton with each sequence."""
 
     name = "ngram"
+    detail = ""
 
-    def propose(self, requests: Sequence_[DraftRequest]) -> list[list[int]]:
+    def warm_up(self, shape: KvShape) -> float:
+        return 0.0
+
+    def propose(self, requests: Sequence_[DraftRequest], tables: BlockTables) -> list[list[int]]:
         left = MOST_TAKEN
         drafts: list[list[int]] = []
         for sequence, most in requests:

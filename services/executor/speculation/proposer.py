@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence as Sequence_
 from typing import NamedTuple, Protocol
 
+from services.executor.backends.base import KvShape
+from services.executor.batch import BlockTables
 from services.executor.sequences import Sequence
 
 
 class DraftRequest(NamedTuple):
-    """A sequence whose tokens all are computed in the coming step."""
+    """A sequence all of whose tokens are computed in the coming step."""
 
     sequence: Sequence
     most: int  # drafts that may follow its tokens, at least 1
@@ -18,8 +20,16 @@ class DraftRequest(NamedTuple):
 class Proposer(Protocol):
     """Not thread-safe: used by the step thread."""
 
-    name: str
+    name: str  # "ngram", "early_exit" or "draft"
+    detail: str  # what drafts, for people; may be empty
 
-    def propose(self, requests: Sequence_[DraftRequest]) -> list[list[int]]:
-        """For each request, the tokens that are likely to follow: at most as many as it allows, perhaps none."""
+    def warm_up(self, shape: KvShape) -> float:
+        """Seconds that one draft for one sequence takes, 0 for next to nothing. Computes in the pool's first blocks."""
+        ...
+
+    def propose(self, requests: Sequence_[DraftRequest], tables: BlockTables) -> list[list[int]]:
+        """For each request, the tokens that are likely to follow: at most as many as it allows, perhaps none.
+
+        `tables` are the target's block tables: they hold slots for the drafts.
+        """
         ...

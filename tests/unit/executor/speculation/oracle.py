@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from services.executor.backends.base import KvShape
+from services.executor.batch import BlockTables
 from services.executor.speculation.proposer import DraftRequest
 
 Truth = Callable[[list[int]], int]
@@ -14,6 +16,7 @@ class Oracle:
     """Each draft is the true token with probability `accuracy`, else another one; sometimes there are fewer."""
 
     name = "oracle"
+    detail = ""
 
     def __init__(self, truth: Truth, accuracy: float, vocab: int, seed: int = 0) -> None:
         self._truth, self._accuracy, self._vocab = truth, accuracy, vocab
@@ -21,7 +24,10 @@ class Oracle:
         self.asked: list[int] = []
         self.proposed: list[list[int]] = []
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
+    def warm_up(self, shape: KvShape) -> float:
+        return 0.0
+
+    def propose(self, requests: Sequence[DraftRequest], tables: BlockTables) -> list[list[int]]:
         drafts = [self._draft(list(request.sequence.tokens), request.most) for request in requests]
         self.asked += [request.most for request in requests]
         self.proposed += drafts

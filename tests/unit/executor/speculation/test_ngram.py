@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from services.executor.backends.base import SamplingRule
+from services.executor.batch import BlockTables
 from services.executor.sequences import Ending, Sequence
 from services.executor.speculation import ngram
 from services.executor.speculation.ngram import NgramProposer
 from services.executor.speculation.proposer import DraftRequest
+
+TABLES = BlockTables(4)
 
 
 def sequence(tokens: list[int], prompt_length: int | None = None) -> Sequence:
@@ -17,7 +20,7 @@ def sequence(tokens: list[int], prompt_length: int | None = None) -> Sequence:
 
 
 def drafts(tokens: list[int], most: int = 8) -> list[int]:
-    (found,) = NgramProposer().propose([DraftRequest(sequence(tokens), most)])
+    (found,) = NgramProposer().propose([DraftRequest(sequence(tokens), most)], TABLES)
     return found
 
 
@@ -44,17 +47,17 @@ def test_a_match_that_overlaps_the_end_goes_on_with_its_period() -> None:
 
 def test_output_counts_as_well_as_the_prompt_and_is_taken_in_once() -> None:
     proposer, one = NgramProposer(), sequence([1, 2, 3])
-    assert proposer.propose([DraftRequest(one, 4)]) == [[]]
+    assert proposer.propose([DraftRequest(one, 4)], TABLES) == [[]]
     one.tokens.extend([8, 9, 1, 2])
-    assert proposer.propose([DraftRequest(one, 4)]) == [[3, 8]]
+    assert proposer.propose([DraftRequest(one, 4)], TABLES) == [[3, 8]]
     one.tokens.extend([3, 8, 9])
-    assert proposer.propose([DraftRequest(one, 1)]) == [[1]]
+    assert proposer.propose([DraftRequest(one, 1)], TABLES) == [[1]]
 
 
 def test_long_texts_are_taken_in_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "MOST_TAKEN", 6)
     proposer = NgramProposer()
     requests = [DraftRequest(sequence([1, 2, 3, 4, 1, 2]), 8), DraftRequest(sequence([1, 2, 3, 4, 5, 1, 2, 3]), 8)]
-    assert proposer.propose(requests) == [[3, 4], []]
-    assert proposer.propose(requests) == [[3, 4], []]
-    assert proposer.propose(requests) == [[3, 4], [4, 5, 1]]
+    assert proposer.propose(requests, TABLES) == [[3, 4], []]
+    assert proposer.propose(requests, TABLES) == [[3, 4], []]
+    assert proposer.propose(requests, TABLES) == [[3, 4], [4, 5, 1]]
