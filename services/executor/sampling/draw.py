@@ -95,6 +95,22 @@ def apply_rules(logits: Float32, row: SampleRow) -> Float32:
     return changed
 
 
+def probabilities(logits: Float32, row: SampleRow) -> NDArray[np.float64]:
+    """With which probability each token [V] is drawn; all 0 where the rules leave nothing finite."""
+    changed = apply_rules(logits, row)
+    found = np.zeros(len(changed))
+    best = int(changed.argmax())
+    if not math.isfinite(changed[best]):
+        return found
+    if is_greedy(row.rule):
+        found[best] = 1.0
+        return found
+    with np.errstate(over="ignore"):
+        scaled = (changed - changed[best]) / np.float32(row.rule.temperature)
+    found[:] = np.where(scaled >= _floor(scaled, row.rule), np.exp(scaled, dtype=np.float64), 0.0)
+    return found / found.sum()
+
+
 def _penalizes(rule: SamplingRule) -> bool:
     return rule.repetition_penalty != 1.0 or rule.presence_penalty != 0.0 or rule.frequency_penalty != 0.0
 
