@@ -25,6 +25,7 @@ def add_sampling(to: argparse.ArgumentParser, *, max_tokens: int) -> None:
     to.add_argument("--top-k", type=int, help="sample among this many likeliest tokens")
     to.add_argument("--seed", type=int, help="equal seeds give equal answers")
     to.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; repeatable")
+    to.add_argument("--speculation", metavar="K", help="draft tokens of a step: auto, off or the most (default: auto)")
     add_urgency(to)
 
 
@@ -43,7 +44,7 @@ def urgency(given: argparse.Namespace) -> dict[str, int]:
 
 def options(given: argparse.Namespace) -> dict[str, Any]:
     """The flags that were given, as options of the client's calls."""
-    names = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+    names = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "speculation")
     return {name: value for name in names if (value := getattr(given, name)) is not None} | urgency(given)
 
 

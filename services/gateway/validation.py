@@ -16,6 +16,7 @@ from services.common.limits import (
     check_logprobs,
     check_sampling,
 )
+from services.common.speculation import most_drafts
 
 MAX_PROMPT_SCORES = 1 << 19
 """Log probabilities of one prompt, alternatives included; about 16 MB on the wire."""
@@ -37,6 +38,7 @@ def validate(request: gateway_pb2.GenerationInput, model: types_pb2.ModelDescrip
     _check_stop(request.stop, model.vocab_size)
     check_logprobs(request.logprobs)
     check_beams(request, model)
+    most_drafts(request)
     check_integer("choice_count", request.choice_count, 0, MAX_CHOICES)
     check_integer("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     check_integer("target_first_token_ms", request.target_first_token_ms, 0, MAX_TARGET_MS)
@@ -112,7 +114,6 @@ def _check_unsupported(request: gateway_pb2.GenerationInput) -> None:
     refused = {
         "adapter": bool(request.adapter),
         "constraint": request.HasField("constraint"),
-        "speculation": request.speculation not in ("", "off"),
     }
     for name, is_set in refused.items():
         if is_set:

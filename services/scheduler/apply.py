@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as SequenceOf
 
 from quire.v1 import executor_pb2, scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.scheduler.beams import advance, rest
 from services.scheduler.lifecycle import finish, leave_ended, release_siblings
+from services.scheduler.pace import GAIN
 from services.scheduler.reserve import report
 from services.scheduler.sequence import Phase, Request, Sequence
 from services.scheduler.slowness import note
+from services.scheduler.speculation.controller import Controller
+from services.scheduler.speculation.credit import answer, fit
 from services.scheduler.state import RATE_SECONDS, Executor, Gateway, State
 
 MIN_GRANT_STEPS, MAX_GRANT_STEPS = 2, 32
@@ -49,6 +53,8 @@ def apply(state: State, executor: Executor, results: executor_pb2.StepResults, n
     timings = results.timings
     if timings.step_count > 0:
         measure(state, executor, timings)
+        if executor.speculation is not None:
+            _measure_drafts(executor, executor.speculation, timings, results)
     if timings.moved_bytes > 0:
         executor.tier_rate.observe(timings.moved_bytes, timings.move_seconds)
 
@@ -58,6 +64,7 @@ def _apply_tokens(state: State, executor: Executor, results: executor_pb2.StepRe
     running, decoding, all_ids = executor.running, executor.decoding, results.token_ids[:]
     low, at, unknown, top_up_due = executor.grant_steps, 0, 0, executor.top_up_due
     gateway: Gateway | None = None
+    drafted = _drafted(results) if results.draft_step_counts else {}
     rows = (results.sequence_ids[:], results.token_counts[:], results.computed_lengths[:], results.step_counts[:])
     for stay, count, computed, steps in zip(*rows, strict=True):
         start, at = at, at + count
@@ -71,6 +78,8 @@ def _apply_tokens(state: State, executor: Executor, results: executor_pb2.StepRe
         sequence.granted_steps, sequence.computed_length, sequence.answered_at = granted, computed, now
         if sequence.chunks:
             _answer_chunks(state, executor, sequence, steps)
+        if sequence.draft_limits or stay in drafted:
+            _answer_drafts(executor, sequence, steps, drafted.get(stay, ((), ())))
         if count:
             request, tokens, ids = sequence.request, sequence.token_ids, all_ids[start:at]
             request.account.output_tokens += count
@@ -110,6 +119,8 @@ def _is_known(sequence: Sequence) -> bool:
 
 def _can_gain(sequence: Sequence) -> bool:
     """Whether a further step of it would fit into its blocks and its budget."""
+    if sequence.draft_limits:
+        return fit(sequence, 1, 0)[0] > 0
     return sequence.projected_length < min(sequence.length_limit, sequence.slots_held)
 
 
@@ -123,6 +134,38 @@ def _answer_chunks(state: State, executor: Executor, sequence: Sequence, steps: 
     request = sequence.request
     if request.siblings_wait and sequence.computed_length >= request.prompt_length:
         release_siblings(state, request)
+
+
+def _drafted(results: executor_pb2.StepResults) -> dict[int, tuple[list[int], list[int]]]:
+    """Drafts proposed and accepted in each step that admitted some, by sequence."""
+    proposed, accepted, counts = results.proposed_counts[:], results.accepted_counts[:], results.draft_step_counts[:]
+    if not len(results.sequence_ids) == len(counts) or not sum(counts) == len(proposed) == len(accepted):
+        raise QuireError(Reason.PROTOCOL, "results: the counts of drafts differ in length")
+    found, at = {}, 0
+    for stay, count in zip(results.sequence_ids, counts, strict=True):
+        if count:
+            found[stay] = (proposed[at : at + count], accepted[at : at + count])
+            at += count
+    return found
+
+
+def _answer_drafts(
+    executor: Executor, sequence: Sequence, steps: int, drafted: tuple[SequenceOf[int], SequenceOf[int]]
+) -> None:
+    """Takes in what became of drafts; the sequence's lengths and chunks are up to date."""
+    limits = answer(sequence, steps)
+    known, tally = executor.speculation, executor.counters.drafts
+    if known is None or not len(limits) == len(drafted[0]):
+        raise QuireError(
+            Reason.PROTOCOL, f"executor {executor.target} drafted for {sequence.sequence_id} without grant"
+        )
+    for limit, proposed, accepted in zip(limits, *drafted, strict=True):
+        if not 0 <= accepted <= proposed <= limit:
+            raise QuireError(
+                Reason.PROTOCOL, f"executor {executor.target} says {accepted} of {proposed} of {limit} drafts"
+            )
+        tally.add(limit, proposed, accepted)
+        known.acceptance.add(sequence.habit, limit, proposed, accepted)
 
 
 def _pass_scores(sequence: Sequence, scores: executor_pb2.SequenceLogprobs) -> None:
@@ -184,9 +227,36 @@ def measure(state: State, executor: Executor, timings: executor_pb2.StepTimings)
     """Follows what steps take, and with it G: the steps granted at a time."""
     sampled = timings.sampled_count
     seconds = timings.compute_seconds + timings.host_seconds
-    executor.step_time.observe(timings.step_count, sampled, timings.token_count - sampled, seconds)
-    executor.step_seconds = executor.step_time.step(max(1, len(executor.decoding)))
+    drafts = timings.draft_count
+    prefill = timings.token_count - sampled - drafts
+    executor.step_time.observe(timings.step_count, sampled, prefill, seconds, drafts)
+    executor.drafts_per_step += GAIN * (drafts / timings.step_count - executor.drafts_per_step)
+    executor.step_seconds = executor.step_time.step(max(1, len(executor.decoding)), executor.drafts_per_step)
     executor.grant_steps = grant_steps(state.limits.grant_seconds, executor.step_seconds)
+
+
+def _measure_drafts(
+    executor: Executor, known: Controller, timings: executor_pb2.StepTimings, results: executor_pb2.StepResults
+) -> None:
+    """Follows what steps take by their tokens, and what drafts saved, where nothing but decodes was computed."""
+    steps, rows, drafts = timings.step_count, timings.sampled_count, timings.draft_count
+    if not rows or timings.token_count > rows + drafts:
+        return
+    seconds = timings.compute_seconds + timings.host_seconds
+    known.observe(steps, rows, drafts, _drafting_steps(results) if drafts else 0, seconds, timings.draft_seconds)
+    if drafts:
+        gained = 1 + sum(results.accepted_counts) / rows
+        plain = known.cost.step(max(1.0, rows / steps)) * steps * gained
+        executor.counters.drafts.saved_seconds += plain - seconds
+
+
+def _drafting_steps(results: executor_pb2.StepResults) -> int:
+    """In about how many steps drafts were verified: as many as in those of the sequence that had most."""
+    proposed, at, most = results.proposed_counts[:], 0, 1
+    for count in results.draft_step_counts:
+        most = max(most, count - proposed[at : at + count].count(0))
+        at += count
+    return min(most, results.timings.step_count)
 
 
 def grant_steps(grant_seconds: float, step_seconds: float) -> int:

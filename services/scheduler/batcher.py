@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from itertools import chain
 
 from quire.v1 import executor_pb2, types_pb2
@@ -11,6 +11,8 @@ from services.scheduler.lifecycle import UNSENT
 from services.scheduler.reserve import want_blocks
 from services.scheduler.room import CHUNKS_IN_FLIGHT, prefill_room
 from services.scheduler.sequence import UNLIMITED_STEPS, Sequence
+from services.scheduler.speculation.controller import Grant
+from services.scheduler.speculation.credit import fit, grant
 from services.scheduler.state import Executor, State
 from services.scheduler.stays import Stay
 
@@ -31,9 +33,9 @@ def plan(state: State, executor: Executor, budget: int, now: float) -> executor_
     _enter(state, executor, message)
     _grant_chunks(state, executor, message, budget, now)
     if executor.top_up_due:
-        _top_up(state, executor.decoding.values(), message, 2 * executor.grant_steps, now)
+        _top_up(state, executor, executor.decoding.values(), message, now)
     elif executor.small_top_up_due:
-        _top_up(state, executor.capped.values(), message, 2 * executor.grant_steps, now)
+        _top_up(state, executor, executor.capped.values(), message, now)
     executor.top_up_due = executor.small_top_up_due = False
     credit = report_credit(executor)
     moves = executor.operations or executor.copies
@@ -44,7 +46,6 @@ def plan(state: State, executor: Executor, budget: int, now: float) -> executor_
     message.step = executor.step
     message.report_credit = executor.report_credit = credit
     message.report_seconds = REPORT_GRANTS * state.limits.grant_seconds
-    message.draft_limits.extend([0] * len(message.sequence_ids))
     _carry(executor, message)
     return message
 
@@ -169,40 +170,65 @@ def _start_decoding(executor: Executor, sequence: Sequence) -> None:
 
 
 def _top_up(
-    state: State, sequences: Iterable[Sequence], message: executor_pb2.StepPlan, target: int, now: float
+    state: State, executor: Executor, sequences: Collection[Sequence], message: executor_pb2.StepPlan, now: float
 ) -> None:
-    """Tops decoding sequences up to `target` unanswered steps, within their blocks and budgets."""
-    ids, counts = [], []
-    lookahead = state.limits.lookahead_tokens
+    """Tops decoding sequences up to twice what is granted at a time, within their blocks and budgets."""
+    ids, counts, drafts = [], [], []
+    lookahead, target = state.limits.lookahead_tokens, 2 * executor.grant_steps
+    extra = _drafts(executor, len(sequences) == len(executor.decoding), target, now)
     for sequence in sequences:
         granted, projected = sequence.granted_steps, sequence.projected_length
         slots, limit = sequence.slots_held, sequence.length_limit
-        end = slots if slots < limit else limit
         steps = (target if target < sequence.step_limit else sequence.step_limit) - granted
-        if steps > end - projected:
-            steps = end - projected
+        draft = extra.drafts(sequence.habit) if extra is not None else 0
+        if draft or sequence.draft_limits:
+            if extra is not None and sequence.habit is extra.probed:
+                steps = min(steps, extra.probe_steps)
+            steps, draft = fit(sequence, steps, draft)
+        else:
+            end = slots if slots < limit else limit
+            if steps > end - projected:
+                steps = end - projected
         if steps > 0:
             ids.append(sequence.sequence_id)
             counts.append(steps)
+            drafts.append(draft)
             if granted == 0:
                 sequence.answered_at = now
-            sequence.granted_steps = granted + steps
-            sequence.projected_length = projected = projected + steps
-        if slots - projected < lookahead and slots < limit and sequence.slots_asked == slots:
-            want_blocks(state, sequence, lookahead)
+            if draft or sequence.draft_limits:
+                grant(sequence, steps, draft)
+                projected = sequence.projected_length
+            else:
+                sequence.granted_steps = granted + steps
+                sequence.projected_length = projected = projected + steps
+        ahead = max(lookahead, executor.grant_steps * (1 + draft)) if draft else lookahead
+        if slots - projected < ahead and slots < limit and sequence.slots_asked == slots:
+            want_blocks(state, sequence, ahead)
     message.sequence_ids.extend(ids)
     message.token_limits.extend([1] * len(ids))
+    message.draft_limits.extend(drafts)
     message.step_counts.extend(counts)
+
+
+def _drafts(executor: Executor, is_whole: bool, steps: int, now: float) -> Grant | None:
+    """Drafts of those that decode; none while blocks are short, for they take blocks ahead of need."""
+    if executor.speculation is None or executor.starved:
+        return None
+    habits = [sequence.habit for sequence in executor.decoding.values()]
+    return executor.speculation.grant(habits, steps, now) if is_whole else executor.speculation.steady(habits)
 
 
 def _grant_chunk(sequence: Sequence, message: executor_pb2.StepPlan, tokens: int, now: float) -> None:
     message.sequence_ids.append(sequence.sequence_id)
     message.token_limits.append(tokens)
+    message.draft_limits.append(0)
     message.step_counts.append(1)
     if sequence.granted_steps == 0:
         sequence.answered_at = now
     sequence.granted_steps += 1
     sequence.chunks.append(tokens)
+    if sequence.draft_limits:
+        sequence.draft_limits.append(0)
     sequence.projected_length += tokens
 
 

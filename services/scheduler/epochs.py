@@ -17,7 +17,7 @@ def executor_opened(
     """A Run stream was welcomed: a new epoch begins, with nothing in it."""
     _lose_epoch(state, executor)
     executor.epoch = epoch
-    executor.describe(description)
+    executor.describe(description, state.limits.speculation)
     executor.connected, executor.stream_failure = True, ""
     executor.step = executor.acknowledged_results = executor.report_credit = 0
     executor.available_blocks, executor.coming_blocks = None, 0

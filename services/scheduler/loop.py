@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from services.common.rpc import channel
+from services.common.speculation import parse_speculation
 from services.scheduler import epochs
 from services.scheduler.alarms import next_alarm
 from services.scheduler.aliases import parse_aliases
@@ -176,6 +177,7 @@ def limits(settings: SchedulerSettings) -> Limits:
         gap_seconds=settings.gap_ms / 1000,
         gap_stretch=settings.gap_stretch,
         lookahead_tokens=settings.lookahead_tokens,
+        speculation=parse_speculation(settings.speculation),
         resume_seconds=settings.resume_seconds,
         stall_seconds=settings.stall_seconds,
     )

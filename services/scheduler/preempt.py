@@ -91,9 +91,15 @@ def is_stuck(executor: Executor, now: float) -> bool:
         and not executor.leaving
         and not executor.has_space
         and not (executor.coming_blocks and now < executor.coming_at + COMING_SECONDS)
-        and any(s.projected_length >= s.slots_held for s in executor.starved.values())
+        and any(_is_full(s) for s in executor.starved.values())
         and not any(_will_shrink(s) for s in executor.running.values())
     )
+
+
+def _is_full(sequence: Sequence) -> bool:
+    """Whether its blocks hold no further step, whatever becomes of drafts that are not answered yet."""
+    length = sequence.least_length if sequence.draft_limits else sequence.projected_length
+    return length >= sequence.slots_held
 
 
 def preempt(state: State, executor: Executor, now: float) -> Sequence | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.common.limits import MAX_CHOICES
+from services.common.speculation import most_drafts
 from services.scheduler import beams
 from services.scheduler.decisions import Decision
 from services.scheduler.expected import expect, expect_of
@@ -13,6 +14,7 @@ from services.scheduler.lifecycle import cancel_request, enqueue, finish, forget
 from services.scheduler.overtake import HEAD_START_SECONDS
 from services.scheduler.routing import refresh_aliases, resolve
 from services.scheduler.sequence import Phase, Request, Sequence, step_limit
+from services.scheduler.speculation.acceptance import Habit
 from services.scheduler.state import Gateway, Model, State
 from services.scheduler.validation import check_submit
 
@@ -161,6 +163,7 @@ def _add_sequences(state: State, request: Request, submit: scheduler_pb2.Submit,
                 token_ids=submit.prompt_token_ids[:] + (known.token_ids[:] if known is not None else []),
                 length_limit=request.prompt_length + submit.stop.max_tokens - 1,
                 step_limit=step_limit(request),
+                habit=Habit(most_drafts(submit)),
                 wants_prompt_scores=submit.logprobs.HasField("prompt_count") and not request.sequences,
             )
         )

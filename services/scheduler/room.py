@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from services.scheduler.state import Executor, Model, State
 
 CHUNKS_IN_FLIGHT = 2
@@ -23,11 +25,12 @@ def prefill_room(state: State, executor: Executor, budget: int) -> int:
     measured times say how much prefill goes into it.
     """
     decodes = len(executor.decoding)
-    room = max(budget - decodes, budget // 4, 1)
+    drafts = executor.drafts_per_step
+    room = max(budget - decodes - math.ceil(drafts), budget // 4, 1)
     if not decodes:
         return room
     limits = state.limits
-    chunk = executor.step_time.chunk(decodes, limits.gap_stretch, limits.gap_seconds, executor.gap_target)
+    chunk = executor.step_time.chunk(decodes, limits.gap_stretch, limits.gap_seconds, executor.gap_target, drafts)
     return min(room, chunk)
 
 

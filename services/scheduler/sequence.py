@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quire.v1 import types_pb2
+from services.scheduler.speculation.acceptance import Habit
 from services.scheduler.stays import Origin, Stay
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Sequence:
     line: Line | None = None  # where it waits, under the fair order
     prompt_scored: int = 1  # prompt tokens whose log probabilities were delivered; token 0 has none
     expected_output: int = 0  # tokens in all, as predicted
+    habit: Habit = field(default_factory=lambda: Habit(0))  # of its drafts
     beam: Beam | None = None  # its part in beam search
     origin: Origin | None = None  # whose KV it begins with, while it waits
 
@@ -117,6 +119,7 @@ class Sequence:
     projected_length: int = 0  # tokens with KV once every granted step is computed: an upper bound
     granted_steps: int = 0  # not yet answered
     chunks: list[int] = field(default_factory=list)  # tokens of each unanswered prefill chunk, the first of those steps
+    draft_limits: list[int] = field(default_factory=list)  # of each unanswered step; empty where none has drafts
     answered_at: float = 0.0  # seconds: the last result, or the grant that ended a pause
 
     @property
@@ -126,6 +129,11 @@ class Sequence:
     @property
     def output_length(self) -> int:
         return len(self.token_ids) - self.request.prompt_length
+
+    @property
+    def least_length(self) -> int:
+        """Tokens with KV once every granted step is computed, if no draft is accepted."""
+        return self.computed_length + sum(self.chunks) + self.granted_steps - len(self.chunks)
 
     @property
     def is_prefilling(self) -> bool:
@@ -151,7 +159,7 @@ class Sequence:
         self.sequence_id, self.executor, self.stay = 0, None, None
         self.slots_held = self.slots_asked = self.reported_length = self.next_report_length = 0
         self.computed_length = self.projected_length = self.granted_steps = 0
-        self.chunks = []
+        self.chunks, self.draft_limits = [], []
 
 
 def step_limit(request: Request) -> int:

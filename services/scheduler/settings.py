@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, field_validator
 
 from services.common.settings import CommaList, ServiceSettings, WordList
+from services.common.speculation import AUTO, parse_speculation
 from services.scheduler.aliases import parse_aliases
 from services.scheduler.policy import Infeasible, PolicyName
 
@@ -36,8 +37,17 @@ class SchedulerSettings(ServiceSettings):
     infeasible: Infeasible = Field("last", description="what becomes of requests that cannot meet their deadline")
     grant_ms: float = Field(20.0, gt=0, description="steps granted at a time, in milliseconds of measured steps")
     lookahead_tokens: int = Field(64, ge=1, description="token slots reserved ahead of need")
+    speculation: str = Field(
+        AUTO, description="draft tokens of each step where executors propose any: auto chooses, off, or a number"
+    )
     resume_seconds: float = Field(30.0, ge=0, description="how long requests wait for a lost executor or kvmanager")
     stall_seconds: float = Field(60.0, gt=0, description="an executor that owes a result for longer counts as lost")
+
+    @field_validator("speculation")
+    @classmethod
+    def _check_speculation(cls, value: str) -> str:
+        parse_speculation(value)
+        return value
 
     @field_validator("aliases")
     @classmethod

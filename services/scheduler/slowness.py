@@ -52,7 +52,7 @@ def note(executor: Executor, results: executor_pb2.StepResults, now: float) -> N
     """Takes in what one message says of an executor's pace."""
     pace, timings = executor.pace, results.timings
     pace.heard_at = now
-    if timings.step_count == 0 or timings.token_count > timings.sampled_count:
+    if timings.step_count == 0 or timings.token_count > timings.sampled_count + timings.draft_count:
         return  # a prompt was computed as well: how long that took is not known well enough
     seconds = (timings.compute_seconds + timings.host_seconds) / timings.step_count
     rows = max(1.0, timings.token_count / timings.step_count)

@@ -18,6 +18,8 @@ from services.scheduler.predict import LengthPredictor, QuantilePredictor
 from services.scheduler.queue import WaitingQueue
 from services.scheduler.sequence import Request, Sequence
 from services.scheduler.slowness import SOUND, Pace, Slowness
+from services.scheduler.speculation.controller import Controller
+from services.scheduler.speculation.tally import Tally
 from services.scheduler.stays import Leaving
 
 TARGET_GROUP = 0  # the cache group of the model itself
@@ -42,6 +44,7 @@ class Limits:
     gap_seconds: float = 0.150  # of a step that prefills beside sequences which decode, at most
     gap_stretch: float = 2.5  # such a step takes so many times what it takes without prefill, at most
     lookahead_tokens: int = 64
+    speculation: int | None = None  # drafts of every step; None chooses them by what they give
     resume_seconds: float = 30.0
     stall_seconds: float = 60.0
 
@@ -55,6 +58,7 @@ class Counters:
     output_tokens: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    drafts: Tally = field(default_factory=Tally)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -85,6 +89,8 @@ class Executor:
     step_seconds: float = 0.0  # of the sequences that decode now, without prefill; as stated until measured
     step_time: StepTime = field(default_factory=StepTime)
     tier_rate: TierRate = field(default_factory=TierRate)
+    speculation: Controller | None = None  # None: drafts are not proposed here, or not wanted
+    drafts_per_step: float = 0.0  # as measured
     pace: Pace = field(default_factory=Pace)
     slowness: Slowness = SOUND
 
@@ -118,7 +124,7 @@ class Executor:
     expected_tokens: int = 0  # of output that its sequences still have before them, as predicted
     target_gaps: Counter[float] = field(default_factory=Counter)  # seconds that running sequences aim at
 
-    def describe(self, description: types_pb2.ExecutorDescription) -> None:
+    def describe(self, description: types_pb2.ExecutorDescription, speculation: int | None = None) -> None:
         """Takes in what it says of itself: what it took for its steps before is of no use any more."""
         self.description, self.executor_id = description, description.executor_id
         self.model = description.model if description.HasField("model") else None
@@ -128,6 +134,8 @@ class Executor:
         self.block_size = next((g.block_size for g in description.groups if g.group_id == TARGET_GROUP), 0)
         self.step_time, self.tier_rate = StepTime.stated(description), TierRate()
         self.step_seconds = self.step_time.step(1)
+        wanted = description.HasField("speculation") and speculation != 0
+        self.speculation, self.drafts_per_step = Controller(description, speculation) if wanted else None, 0.0
 
     @property
     def serves(self) -> bool:

@@ -8,6 +8,7 @@ from quire.v1 import scheduler_pb2, types_pb2
 from services.common.beams import check_beams
 from services.common.errors import QuireError, Reason, invalid
 from services.common.limits import MAX_CHOICES, MAX_PRIORITY, MAX_TARGET_MS, check_ids, check_integer
+from services.common.speculation import most_drafts
 
 
 def check_submit(submit: scheduler_pb2.Submit, model: types_pb2.ModelDescription) -> None:
@@ -39,6 +40,7 @@ def check_submit(submit: scheduler_pb2.Submit, model: types_pb2.ModelDescription
             field="stop.max_tokens",
         )
     check_beams(submit, model)
+    most_drafts(submit)
     if submit.beam_width and submit.progress:
         raise QuireError(Reason.UNSUPPORTED, "progress: a search begins anew", field="progress")
     _check_progress(submit, model)
@@ -48,7 +50,6 @@ def _check_unsupported(submit: scheduler_pb2.Submit) -> None:
     unsupported = {
         "adapter": submit.adapter != "",
         "constraint": submit.HasField("constraint"),
-        "speculation": submit.speculation not in ("", "off"),
     }
     for field, is_set in unsupported.items():
         if is_set:

@@ -77,7 +77,7 @@ class ExecutorChecks:
             require(len(set(used)) == len(used), f"{executor.name}: a block twice in the table of one sequence")
             held[row.sequence.sequence_id] = frozenset(used)
         for row, table, end in zip(step.rows, tables, ends, strict=True):
-            writes = set(table[(end - row.count) // BLOCK_SIZE : -(-end // BLOCK_SIZE)])
+            writes = set(table[(end - row.count - len(row.draft_ids)) // BLOCK_SIZE : -(-end // BLOCK_SIZE)])
             for sequence_id, blocks in held.items():
                 if sequence_id != row.sequence.sequence_id and not writes.isdisjoint(blocks):
                     what = f"sequences {row.sequence.sequence_id} and {sequence_id} share {sorted(writes & blocks)}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from quire.simulation.faults.truth import next_token
 from services.executor.backends.base import Sampled, StepInputs, StepOutputs
+from services.executor.sampling.draw import single_rows
 
 NOTHING = -1
 
@@ -30,12 +32,10 @@ class Slots:
             for index in range(ends[row], ends[row + 1]):
                 position = positions[index]
                 blocks[table[position // size]][position % size] = tokens[index]
-        rows = {end - 1: row for row, end in enumerate(ends[1:])}
-        lengths = inputs.context_lengths.tolist()
         sampled: list[Sampled | None] = []
-        for sample in inputs.samples:
-            row = rows[sample.row]
-            length = lengths[row]
+        for sample in single_rows(inputs.samples):
+            row = bisect_right(ends, sample.row) - 1
+            length = positions[sample.row] + 1
             context: list[int] = []
             for block in tables[row][: -(-length // size)]:
                 context += blocks[block]

@@ -95,6 +95,9 @@ class GenerationBody(Body):
     skip_special_tokens: bool | None = Field(None, description="Default true.")
     use_beam_search: bool | None = Field(None, description="Answers with the n best paths of a search that wide.")
     length_penalty: Number | None = Field(None, description="Of beam search; larger favours long answers. Default 1.")
+    speculation: str | int | None = Field(
+        None, description='"auto", "off", or the most draft tokens of a step. It does not change the output.'
+    )
     prompt_logprobs: Int32 | None = Field(None, description="Alternatives per prompt token; not when streaming.")
     priority: Int32 | None = Field(
         None,

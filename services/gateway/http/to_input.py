@@ -167,6 +167,7 @@ def _common(body: GenerationBody, max_tokens: int | None, alternatives: int | No
         length_penalty=body.length_penalty,
         priority=body.priority or 0,
         keep_special_tokens=body.skip_special_tokens is False,
+        speculation="" if body.speculation is None else str(body.speculation),
     )
 
 

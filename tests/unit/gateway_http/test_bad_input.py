@@ -86,6 +86,10 @@ async def check(client: httpx.AsyncClient, engine: FakeEngine, response: httpx.R
         ('"stream_options": {"include_usage": true}', "stream_options"),
         ('"stream": "yes"', "stream"),
         ('"priority": 101', "priority"),
+        ('"speculation": 17', "speculation"),
+        ('"speculation": "on"', "speculation"),
+        ('"speculation": true', "speculation"),
+        ('"speculation": 4, "use_beam_search": true', "speculation"),
         ('"model": "' + "m" * 300 + '"', "model"),
     ],
 )

@@ -46,8 +46,11 @@ def test_every_field_arrives_under_its_own_name() -> None:
         logprobs=0,
         prompt_logprobs=3,
         priority=-5,
+        speculation=4,
     ).inputs[0]
-    expected = GenerationInput(model="m", text="hi", choice_count=2, priority=-5, keep_special_tokens=True)
+    expected = GenerationInput(
+        model="m", text="hi", choice_count=2, priority=-5, keep_special_tokens=True, speculation="4"
+    )
     sampling, stop = expected.sampling, expected.stop
     sampling.temperature, sampling.top_p, sampling.presence_penalty, sampling.frequency_penalty = 0, 0.5, 0.25, -0.25
     sampling.logit_bias[7], sampling.seed, sampling.top_k, sampling.min_p = -100, -3, 9, 0.1
@@ -74,6 +77,11 @@ def test_what_is_not_said_stays_unset() -> None:
 def test_text_has_the_budget_of_openai(fields: dict[str, Any], budget: int, by_default: bool) -> None:
     job = completion(**fields)
     assert (job.inputs[0].stop.max_tokens, job.default_budget) == (budget, by_default)
+
+
+@pytest.mark.parametrize(("stated", "said"), [(None, ""), ("auto", "auto"), ("off", "off"), (0, "0"), ("8", "8")])
+def test_speculation_is_a_word_or_a_number(stated: str | int | None, said: str) -> None:
+    assert chat(speculation=stated).inputs[0].speculation == said
 
 
 def test_chat_has_the_budget_that_the_context_leaves() -> None:

@@ -61,6 +61,7 @@ def describe(
     kv_policy: str = "",
     colder_blocks: tuple[int, ...] = (),
     disk_blocks: int = 0,
+    most_drafts: int = 0,
 ) -> types_pb2.ExecutorDescription:
     """Block ids of one pool follow those of the one before: hot, colder ones by age, then the disk's."""
     pools = [(types_pb2.TIER_DEVICE, HOT, blocks)]
@@ -92,6 +93,9 @@ def describe(
             )
             for number, ((tier, format_, count), first) in enumerate(zip(pools, firsts, strict=True))
         ],
+        speculation=types_pb2.SpeculationDescription(proposer="ngram", max_draft_tokens=most_drafts)
+        if most_drafts
+        else None,
         kv_policy=kv_policy,
         max_sequences=max_sequences,
         max_step_tokens=max_step_tokens,
@@ -106,7 +110,8 @@ class SimSequence:
     tokens: list[int]
     blocks: list[int]
     computed: int
-    credit: deque[list[int]] = field(default_factory=deque)  # [token limit, steps]
+    credit: deque[list[int]] = field(default_factory=deque)  # [token limit, steps, draft limit]
+    drafted: list[tuple[int, int]] = field(default_factory=list)  # proposed and accepted, by step
     new: list[int] = field(default_factory=list)
     scores: list[types_pb2.TokenLogprobs] = field(default_factory=list)  # of what is new, where asked for
     used: int = 0
@@ -115,7 +120,7 @@ class SimSequence:
 
     @property
     def steps(self) -> int:
-        return sum(steps for _, steps in self.credit)
+        return sum(steps for _, steps, _ in self.credit)
 
 
 class SimExecutor:
@@ -131,7 +136,8 @@ class SimExecutor:
         self.done: list[int] = []  # block operations
         self.epoch = 0
         self.largest_step = 0
-        self.plan_count = self.copy_count = self.computed_tokens = 0
+        self.plan_count = self.copy_count = self.computed_tokens = self.accepted_count = 0
+        self.draft_quality = 0.7  # how often a draft is what the model says
         self.reset()
 
     def reset(self) -> int:
@@ -170,11 +176,14 @@ class SimExecutor:
             self._demote_later(demotion)
         assert len(self.sequences) <= self.description.max_sequences
         assert len(plan.sequence_ids) == len(plan.token_limits) == len(plan.step_counts) == len(plan.draft_limits)
-        for stay, limit, steps in zip(plan.sequence_ids, plan.token_limits, plan.step_counts, strict=True):
+        rows = (plan.sequence_ids, plan.token_limits, plan.step_counts, plan.draft_limits)
+        for stay, limit, steps, drafts in zip(*rows, strict=True):
             assert limit >= 1
             assert steps >= 1
+            assert 0 <= drafts <= self.description.speculation.max_draft_tokens
+            assert limit == 1 or drafts == 0
             if stay in self.sequences:
-                self.sequences[stay].credit.append([limit, steps])
+                self.sequences[stay].credit.append([limit, steps, drafts])
                 if self.sequences[stay].state.stop.stop:
                     assert self.sequences[stay].steps <= 2
 
@@ -193,9 +202,10 @@ class SimExecutor:
             assert not sequence.changes or sequence.computed + count <= sequence.changes[0][0], (
                 "a chunk across a change"
             )
-            left -= count
-            computed += count
-            self._compute(sequence, count)
+            drafts = min(self._draft_room(sequence, count), left - count)
+            left -= count + drafts
+            computed += count + drafts
+            self._compute(sequence, count, drafts)
             if sequence.fresh and sequence.new:
                 sequence.fresh = False
                 hot.append(sequence)
@@ -250,22 +260,63 @@ class SimExecutor:
         self.slots[destination] = self.slots[source][:]
         self.inventory.pop(destination, None)
 
-    def _compute(self, sequence: SimSequence, count: int) -> None:
+    def _draft_room(self, sequence: SimSequence, count: int) -> int:
+        end = sequence.computed + count
+        if end < len(sequence.tokens) or not sequence.credit[0][2]:
+            return 0
+        state = sequence.state
+        room = [
+            sequence.credit[0][2],
+            len(sequence.blocks) * self.block_size - end,
+            state.prompt_length + state.stop.max_tokens - 1 - end,
+            *(length - end for length, _, _, _ in list(sequence.changes)[:1]),
+        ]
+        return min(room)
+
+    def _compute(self, sequence: SimSequence, count: int, drafts: int) -> None:
         for position in range(sequence.computed // self.block_size):
             age = self.policy.age(position, self.block_size, sequence.computed)
             assert self.ages[sequence.blocks[position]] == age, f"position {position} of {sequence.computed} tokens"
-        for position in range(sequence.computed, sequence.computed + count):
+        proposed = self._propose(sequence, drafts)
+        written = [*sequence.tokens[sequence.computed : sequence.computed + count], *proposed]
+        for position, token in enumerate(written, sequence.computed):
             block = sequence.blocks[position // self.block_size]
             assert self.ages[block] == 0
-            self.slots[block][position % self.block_size] = sequence.tokens[position]
+            self.slots[block][position % self.block_size] = token
             self.inventory.pop(block, None)
         sequence.computed += count
         sequence.used += 1
+        admits = sequence.credit[0][2] > 0
         sequence.credit[0][1] -= 1
         if sequence.credit[0][1] == 0:
             sequence.credit.popleft()
         if sequence.computed < len(sequence.tokens):
+            assert not admits
             return
+        accepted = 0
+        goes_on = self._draw(sequence)
+        for draft in proposed:
+            if not goes_on or sequence.tokens[-1] != draft:
+                break
+            accepted += 1
+            sequence.computed += 1
+            goes_on = self._draw(sequence)
+        if admits:
+            sequence.drafted.append((len(proposed), accepted))
+            self.accepted_count += accepted
+
+    def _propose(self, sequence: SimSequence, count: int) -> list[int]:
+        """What the model will say, with mistakes."""
+        tokens, state = list(sequence.tokens), sequence.state
+        known = len(tokens)
+        for position in range(known, known + count):
+            token = next_token(tokens, state.sampling.seed, state.choice, position - state.prompt_length)
+            chance = int.from_bytes(hashlib.blake2b(repr((tokens, "draft")).encode(), digest_size=2).digest(), "big")
+            tokens.append(token if chance < self.draft_quality * 65536 else VOCAB - 1)
+        return tokens[known:]
+
+    def _draw(self, sequence: SimSequence) -> bool:
+        """Draws the next token; whether the sequence goes on."""
         read = [
             self.slots[sequence.blocks[p // self.block_size]][p % self.block_size] for p in range(sequence.computed)
         ]
@@ -279,8 +330,11 @@ class SimExecutor:
         sequence.new.append(token)
         if token == EOS and not state.stop.ignore_eos:
             self.ended.append(executor_pb2.SequenceEnd(sequence_id=state.sequence_id, reason=STOP, stop_token_id=token))
-        elif output_length + 1 >= state.stop.max_tokens:
+            return False
+        if output_length + 1 >= state.stop.max_tokens:
             self.ended.append(executor_pb2.SequenceEnd(sequence_id=state.sequence_id, reason=LENGTH))
+            return False
+        return True
 
     def _score(self, sequence: SimSequence, read: list[int]) -> int:
         """The likeliest token that may be drawn; notes its log probability and those of the likeliest of all."""
@@ -314,6 +368,9 @@ class SimExecutor:
             token_ids=[token for s in told for token in s.new],
             computed_lengths=[s.computed for s in told],
             step_counts=[s.used for s in told],
+            proposed_counts=[proposed for s in told for proposed, _ in s.drafted],
+            accepted_counts=[accepted for s in told for _, accepted in s.drafted],
+            draft_step_counts=[len(s.drafted) for s in told] if any(s.drafted for s in told) else [],
             ended=self.ended,
             logprobs=[
                 executor_pb2.SequenceLogprobs(sequence_id=s.state.sequence_id, output=scores)
@@ -323,6 +380,6 @@ class SimExecutor:
             timings=executor_pb2.StepTimings(step_count=steps, compute_seconds=0.005 * steps),
         )
         for s in told:
-            s.new, s.scores, s.used = [], [], 0
+            s.new, s.scores, s.drafted, s.used = [], [], [], 0
         self.ended = []
         return message

@@ -130,6 +130,37 @@ def run(harness: Harness, rng: random.Random, submits: list[scheduler_pb2.Submit
     assert_idle(harness)
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("drafts", [None, 1, 4, 16])
+def test_everything_at_once_with_drafts(seed: int, drafts: int | None) -> None:
+    """Steps that yield several tokens: nothing is granted past blocks or budgets, and all answers stay the same."""
+    rng = random.Random(seed)
+    description = describe(blocks=60, max_sequences=5, disk_blocks=60, most_drafts=16)
+    limits = Limits(lookahead_tokens=8, step_tokens=16, speculation=drafts)
+    harness = Harness(description, limits=limits, seed=seed, kv=RealKv())
+    harness.sims[0].draft_quality = rng.choice([0.2, 0.7, 1.0])
+    run(harness, rng, [random_submit(rng, handle) for handle in range(1, 41)])
+    assert drafts is None or harness.sims[0].accepted_count > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_everything_at_once_with_drafts_and_formats_by_age(seed: int) -> None:
+    """No step crosses a change of a block table, however many drafts are accepted."""
+    rng = random.Random(seed)
+    description = describe(
+        blocks=30,
+        block_size=32,
+        max_sequences=4,
+        max_step_tokens=160,
+        kv_policy="hot:128,int8:256,int4",
+        colder_blocks=(24, 24),
+        most_drafts=8,
+    )
+    harness = Harness(description, limits=Limits(lookahead_tokens=32, speculation=5), seed=seed, kv=RealKv())
+    run(harness, rng, [long_submit(rng, handle) for handle in range(1, 31)])
+    assert harness.sims[0].accepted_count > 0
+
+
 def test_preemption_keeps_every_token_once() -> None:
     """E1: a pool for 2.5 of 6 long sequences; each answer equals the one computed alone."""
     harness = Harness(describe(blocks=25, max_sequences=6), limits=Limits(lookahead_tokens=4))

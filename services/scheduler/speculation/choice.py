@@ -1,0 +1,84 @@
+"""How many drafts each kind of sequence gets, so that the whole batch gains most tokens per second. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from services.common.speculation import MAX_DRAFT_TOKENS
+from services.scheduler.speculation.cost import StepCost
+
+
+class Group(NamedTuple):
+    """Sequences of one kind in a batch."""
+
+    kind: int
+    size: int
+    proposed: Sequence[float]  # by position from the first: how likely a draft is proposed there where it is admitted
+    accepted: Sequence[float]  # how likely it is accepted
+
+
+class Choice(NamedTuple):
+    """Draft limits by group."""
+
+    limits: tuple[int, ...]
+    rate: float  # tokens per second that are expected of the batch
+
+
+def rate(groups: Sequence[Group], limits: Sequence[int], rows: int, cost: StepCost) -> float:
+    """Tokens per second of a batch of `rows` sequences, those of the groups included, with these draft limits."""
+    tokens, drafts, none = float(rows), 0.0, 1.0
+    for group, limit in zip(groups, limits, strict=True):
+        if limit:
+            tokens += group.size * sum(group.accepted[:limit])
+            drafts += group.size * sum(group.proposed[:limit])
+            none *= _silence(group)
+    return tokens / _seconds(rows, drafts, none, cost)
+
+
+def choose(
+    groups: Sequence[Group], rows: int, cost: StepCost, most: int = MAX_DRAFT_TOKENS, room: float = float("inf")
+) -> Choice:
+    """The draft limits, up to `most` and `room` drafts in all, that let the batch gain most.
+
+    Positions are added one by one, each time those that gain most for what they cost; what is best along that way is
+    taken, for a step need not become longer by the same for each token.
+    """
+    limits = [0] * len(groups)
+    best = Choice(tuple(limits), rate(groups, limits, rows, cost))
+    tokens, drafts, none = float(rows), 0.0, 1.0
+    open_groups = set(range(len(groups))) if most > 0 else set()
+    while open_groups:
+        at = max(open_groups, key=lambda i: (_worth(groups[i], limits[i]), -i))
+        group, position = groups[at], limits[at]
+        drafts += group.size * group.proposed[position]
+        if drafts > room:
+            break
+        tokens += group.size * group.accepted[position]
+        if position == 0:
+            none *= _silence(group)
+        limits[at] += 1
+        if limits[at] == most:
+            open_groups.discard(at)
+        gained = tokens / _seconds(rows, drafts, none, cost)
+        if gained > best.rate:
+            best = Choice(tuple(limits), gained)
+    return best
+
+
+def _silence(group: Group) -> float:
+    """How likely nothing is proposed for any sequence of a group in a step."""
+    return max(0.0, 1.0 - group.proposed[0]) ** group.size
+
+
+def _seconds(rows: int, drafts: float, none: float, cost: StepCost) -> float:
+    """Seconds of a step with so many drafts on average, all of them in those steps that have any."""
+    if none >= 1.0:
+        return cost.step(rows)
+    some = 1.0 - none
+    return none * cost.step(rows) + some * cost.step(rows + drafts / some) + cost.draft_seconds * drafts
+
+
+def _worth(group: Group, position: int) -> float:
+    """Tokens gained for each draft proposed at this position."""
+    return group.accepted[position] / max(group.proposed[position], 1e-12)

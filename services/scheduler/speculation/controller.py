@@ -1,0 +1,159 @@
+"""The draft limit of each sequence on one executor: the best by what is measured, held steady, probed rarely. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.v1 import types_pb2
+from services.common.speculation import MAX_DRAFT_TOKENS
+from services.scheduler.speculation.acceptance import KINDS, NOMINAL, Acceptance, Habit
+from services.scheduler.speculation.choice import Group, choose, rate
+from services.scheduler.speculation.cost import StepCost
+
+MARGIN = 0.01
+"""A choice gives way to one that promises so much more: less may be chance, and changes would never end."""
+REVISE_SECONDS, OTHER_BATCH = 0.1, 1.25
+"""Between two choices, unless the batch grew or shrank by this factor, or sequences of another kind are in it."""
+PROBE_SHARE, PROBE_SAVINGS = 0.005, 0.5
+"""Part of the time that probes may cost, and the most seconds of cost that are saved for them."""
+PROBE_DRAFTS, LEAST_PROBE_STEPS = (2, 4, 2, 8, 2, 16), 2
+"""In turns: a few tell whether any are accepted, many what steps of many tokens take."""
+BATCH_PROBE_SECONDS = 1.0
+"""Between two grants without drafts, or with more of them, where sequences have some: what such steps take must be
+known as well."""
+
+
+@dataclass(slots=True)
+class Grant:
+    """What one top-up gives beside one token a step."""
+
+    limits: Sequence[int]  # drafts of each step, by kind
+    probed: Habit | None = None  # has drafts where its kind has none
+    probe_drafts: int = 0
+    probe_steps: int = 0  # the most that it gets
+
+    def drafts(self, habit: Habit) -> int:
+        """Drafts of each step of a sequence."""
+        if habit is self.probed:
+            return min(self.probe_drafts, habit.most)
+        limit = self.limits[habit.kind]
+        return limit if limit < habit.most else habit.most
+
+
+class Controller:
+    """Learns from an executor's results, and says before each top-up how many drafts there shall be."""
+
+    def __init__(self, description: types_pb2.ExecutorDescription, fixed: int | None) -> None:
+        """`fixed`: the same limit at all times; None to choose it."""
+        self.most = min(MAX_DRAFT_TOKENS, description.speculation.max_draft_tokens)
+        self.room = description.max_step_tokens
+        self.cost = StepCost.stated(description)
+        self.acceptance = Acceptance()
+        self.limits = [min(fixed or 0, self.most)] * KINDS
+        self._fixed = fixed is not None
+        self._proposing = [[1.0] * MAX_DRAFT_TOKENS] * KINDS  # how likely drafts are proposed, by position
+        self._counts, self._rows = [0] * KINDS, 0  # of the batch that was chosen for
+        self._revised_at = self._batch_probe_at = float("-inf")
+        self._others: list[
+            tuple[list[int], float]
+        ] = []  # other limits to probe, and what part of the tokens that costs
+        self._budget = 0.0  # seconds that probes may cost
+        self._turn = 0  # of those that wait to be probed
+
+    def observe(
+        self, steps: int, rows: int, drafts: int, drafting_steps: int, seconds: float, draft_seconds: float
+    ) -> None:
+        """Takes in steps that computed no prefill: how many sequences and drafts in all, and how long it took.
+
+        About `drafting_steps` of them had drafts. `draft_seconds`, of those seconds, went into proposing.
+        """
+        self._budget = min(self._budget + PROBE_SHARE * seconds, PROBE_SAVINGS)
+        batch, plain_steps = rows / steps, steps - drafting_steps
+        parts = [(plain_steps, batch)] if plain_steps else []
+        if drafting_steps:
+            parts.append((drafting_steps, batch + drafts / drafting_steps))
+        self.cost.observe(parts, seconds - draft_seconds)
+        if drafts:
+            self.cost.observe_drafts(drafts, draft_seconds)
+
+    def steady(self, habits: Sequence[Habit]) -> Grant:
+        """Drafts as they were chosen last: some of the sequences that decode get credit out of turn."""
+        for habit in habits:
+            self.acceptance.meet(habit)
+        return Grant(self.limits)
+
+    def grant(self, habits: Sequence[Habit], steps: int, now: float) -> Grant:
+        """Drafts for sequences that decode, of which each gets up to `steps` steps now."""
+        if self._fixed:
+            return Grant(self.limits)
+        counts, meet = [0] * KINDS, self.acceptance.meet
+        for habit in habits:
+            if habit.most:
+                counts[meet(habit)] += 1
+        if self._is_due(counts, len(habits), now):
+            self._revise(counts, len(habits), now)
+        if self._others and now >= self._batch_probe_at + BATCH_PROBE_SECONDS:
+            limits, lost = self._others[0]
+            price = steps * self.cost.step(len(habits)) * lost
+            if price <= self._budget:
+                self._others = self._others[1:]
+                self._batch_probe_at = now
+                self._budget -= price
+                return Grant(limits)
+        if any(self.limits[kind] == 0 for kind, count in enumerate(counts) if count):
+            return self._probe(habits, steps)
+        return Grant(self.limits)
+
+    def _is_due(self, counts: list[int], rows: int, now: float) -> bool:
+        if now - self._revised_at >= REVISE_SECONDS:
+            return True
+        if not self._rows <= rows * OTHER_BATCH <= self._rows * OTHER_BATCH * OTHER_BATCH:
+            return True
+        return any(count * 8 > rows and not known for count, known in zip(counts, self._counts, strict=True))
+
+    def _revise(self, counts: list[int], rows: int, now: float) -> None:
+        """Chooses anew, and keeps to what was chosen before unless something is clearly better."""
+        self._counts, self._rows, self._revised_at = counts, rows, now
+        groups = []
+        for kind, count in enumerate(counts):
+            if count:
+                group = Group(kind, count, *self.acceptance.kinds[kind].expect(NOMINAL[kind]))
+                self._proposing[kind] = list(group.proposed)
+                groups.append(group)
+        if not groups:
+            return
+        limits: Sequence[int] = [self.limits[group.kind] for group in groups]
+        plain = [0] * len(groups)
+        present, off = rate(groups, limits, rows, self.cost), rate(groups, plain, rows, self.cost)
+        best = choose(groups, rows, self.cost, self.most, max(0, self.room - rows))
+        chosen = present
+        if best.rate > max(present, off) * (1 + MARGIN):
+            limits, chosen = best.limits, best.rate
+        elif off > present * (1 + MARGIN):
+            limits, chosen = plain, off
+        for group, limit in zip(groups, limits, strict=True):
+            self.limits[group.kind] = limit
+        if any(limits) and not self._others:
+            deeper = [min(2 * limit, self.most) for limit in limits]
+            value = rate(groups, deeper, rows, self.cost)
+            self._others = [([0] * KINDS, max(0.0, 1 - off / chosen))]
+            if value < chosen:
+                self._others.append(([min(2 * limit, self.most) for limit in self.limits], 1 - value / chosen))
+        elif not any(limits):
+            self._others = []
+
+    def _probe(self, habits: Sequence[Habit], steps: int) -> Grant:
+        """Drafts for one of those that have none, in turns, as far as what that costs was saved."""
+        limits, cost, rows = self.limits, self.cost, len(habits)
+        waiting = [habit for habit in habits if habit.most and not limits[habit.kind]]
+        probed = waiting[self._turn % len(waiting)]
+        most = min(PROBE_DRAFTS[self._turn % len(PROBE_DRAFTS)], self.most)
+        drafts = sum(self._proposing[probed.kind][:most])
+        price = cost.step(rows + drafts) - cost.step(rows) + cost.draft_seconds * drafts
+        affordable = steps if price * steps <= self._budget else int(self._budget / price)
+        if affordable < min(LEAST_PROBE_STEPS, steps):
+            return Grant(limits)
+        self._turn += 1
+        self._budget -= price * affordable
+        return Grant(limits, probed, most, affordable)

@@ -1,0 +1,140 @@
+"""What the controller chooses is about as fast as the best of all fixed lengths, stays, and follows what changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from services.scheduler.speculation.controller import PROBE_SHARE, Controller
+from tests.unit.scheduler.speculation.engine import Engine
+
+FIXED = (0, 2, 4, 8)
+
+
+def memory_bound(tokens: float) -> float:
+    """Seconds of a step that reads weights for most of its time, as large models on GPUs do."""
+    return 0.020 + 0.0002 * tokens
+
+
+def compute_bound(tokens: float) -> float:
+    """A small model on few cores: each token costs a quarter of the first one."""
+    return 0.0023 + 0.0006 * (tokens - 1)
+
+
+def jumping(tokens: float) -> float:
+    """Two tokens take another way than one does, and then more cost little, up to thirty-two."""
+    return 0.003 if tokens <= 1 else 0.0045 + 0.0001 * tokens + 0.0006 * max(0.0, tokens - 32)
+
+
+COSTS = {"memory": memory_bound, "compute": compute_bound, "jumping": jumping}
+BATCHES = {
+    "good": [0.9],
+    "fair": [0.5],
+    "bad": [0.05],
+    "eight good": [0.85] * 8,
+    "eight of all kinds": [0.0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.98],
+    "many": [0.3, 0.9] * 16,
+}
+
+
+@pytest.mark.parametrize(("drafting", "proposes"), [(0.0, 1.0), (0.1, 1.0), (0.0, 0.3)])
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("cost", COSTS)
+def test_it_is_about_as_fast_as_the_best_fixed_length(cost: str, batch: str, drafting: float, proposes: float) -> None:
+    """Within 0.97 of it once costs are learned; never below 0.98 of no drafts, what it takes to learn included."""
+    step = COSTS[cost]
+    engine = Engine(BATCHES[batch], step, drafting * step(1), proposes, noise=0.05)
+    fixed = {k: dataclasses.replace(engine).run(Controller(engine.describe(), k), 10.0) for k in FIXED}
+    controller = Controller(engine.describe(), None)
+    first = engine.run(controller, 10.0)
+    rate = engine.run(controller, 10.0)
+    best = max(fixed, key=lambda k: fixed[k])
+    least = 0.97 if proposes == 1.0 else 0.93
+    assert rate >= least * fixed[best], f"{rate:.1f} instead of {fixed[best]:.1f} with {best}: {engine.limits[-1]}"
+    assert min(first, rate) >= 0.98 * fixed[0]
+
+
+@pytest.mark.parametrize("cost", ["memory", "compute"])
+@pytest.mark.parametrize("chance", [0.05, 0.5, 0.9])
+def test_it_stays_with_what_it_chose(cost: str, chance: float) -> None:
+    """Where nothing changes the limit stays too, but for probes, and for a few drafts where they cost little."""
+    engine = Engine([chance], COSTS[cost], noise=0.1)
+    controller = Controller(engine.describe(), None)
+    engine.run(controller, 10.0)
+    chosen = []
+    for _ in range(400):
+        engine.run(controller, 0.05)
+        chosen.append(controller.limits[engine.habits[0].kind])
+    assert cost == "memory" or max(chosen) - min(chosen) <= 2
+    assert sum(one != other for one, other in itertools.pairwise(chosen)) <= 20
+
+
+@pytest.mark.parametrize("claimed", [0.1, 10.0])
+def test_it_finds_out_what_steps_take_whatever_is_claimed(claimed: float) -> None:
+    engine = Engine([0.9], memory_bound, stated=(claimed * memory_bound(1), 5000.0 / claimed), noise=0.05)
+    controller = Controller(engine.describe(), None)
+    engine.run(controller, 5.0)
+    best = dataclasses.replace(engine).run(Controller(engine.describe(), 16), 10.0)
+    assert engine.run(controller, 10.0) >= 0.97 * best
+
+
+def test_probes_cost_no_more_than_their_share() -> None:
+    """Drafts that are never accepted, where each costs as much as a token: what is lost is what probes may cost."""
+    engine = Engine([0.0] * 4, lambda tokens: 0.001 * tokens, noise=0.0)
+    controller = Controller(engine.describe(), None)
+    engine.run(controller, 10.0)
+    plain = dataclasses.replace(engine).run(Controller(engine.describe(), 0), 20.0)
+    probing = engine.run(controller, 20.0)
+    assert (1 - 1.5 * PROBE_SHARE) * plain <= probing < plain
+
+
+def test_drafts_that_begin_to_be_accepted_are_found_out() -> None:
+    """And given up again once they are not."""
+    engine = Engine([0.0], compute_bound)
+    controller = Controller(engine.describe(), None)
+    engine.run(controller, 20.0)
+    assert controller.limits[engine.habits[0].kind] == 0
+    engine.chances = [0.95]
+    engine.run(controller, 10.0)
+    assert controller.limits[engine.habits[0].kind] >= 4
+    engine.chances = [0.0]
+    engine.run(controller, 5.0)
+    assert controller.limits[engine.habits[0].kind] == 0
+
+
+def test_a_burst_ends_drafts_and_they_come_back_at_once() -> None:
+    """G7: with many sequences no draft pays; once one of them is alone again, its drafts are what they were."""
+    engine = Engine([0.95], compute_bound, draft_seconds=0.0003)
+    controller = Controller(engine.describe(), None)
+    engine.run(controller, 5.0)
+    alone = engine.habits[0]
+    before = controller.limits[alone.kind]
+    assert before >= 4
+    engine.chances = [0.95] * 64
+    engine.run(controller, 5.0)
+    assert max(engine.limits[-1]) == 0
+    engine.chances, engine.habits = [0.95], [alone]
+    engine.run(controller, 0.05)
+    assert engine.limits[-1][0] >= before - 2
+
+
+def test_a_request_sets_the_most() -> None:
+    engine = Engine([0.95] * 3, memory_bound)
+    controller = Controller(engine.describe(), None)
+    engine.run(controller, 2.0)
+    for most, habit in zip((0, 3, 16), engine.habits, strict=True):
+        habit.most = most
+    grant = controller.grant(engine.habits, 2, engine.now)
+    assert [grant.drafts(habit) for habit in engine.habits[:2]] == [0, 3]
+    assert grant.drafts(engine.habits[2]) > 3
+
+
+@pytest.mark.parametrize(("fixed", "most", "limit"), [(0, 8, 0), (4, 8, 4), (16, 8, 8)])
+def test_a_fixed_limit_is_kept_as_far_as_the_executor_admits(fixed: int, most: int, limit: int) -> None:
+    engine = Engine([0.0], memory_bound)
+    description = engine.describe()
+    description.speculation.max_draft_tokens = most
+    engine.run(Controller(description, fixed), 1.0)
+    assert {limits[0] for limits in engine.limits} == {limit}
