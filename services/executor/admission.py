@@ -14,9 +14,9 @@ from services.common.limits import MAX_OPTIONS, check_ids, check_logprobs, check
 from services.common.speculation import MAX_DRAFT_TOKENS
 from services.executor.backends.base import SamplingRule
 from services.executor.sequences import Ending, Sequence
-from services.executor.tiers.pools import PoolMap
+from services.executor.tiers.pools import NO_POOLS, PoolMap
 
-GROUP = 0  # the target model: the only cache group so far
+GROUP = 0  # of the target model
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class ModelLimits:
     block_size: int
     pool_starts: tuple[int, ...]  # first block id of each device pool, hot first, then the end
     pools: PoolMap  # those of the device and of lower tiers
+    draft_pools: PoolMap = NO_POOLS  # of the draft model's cache group, where there is one
 
     @property
     def hot_count(self) -> int:
@@ -38,6 +39,11 @@ class ModelLimits:
     def block_count(self) -> int:
         """Of all device pools."""
         return self.pool_starts[-1]
+
+    @property
+    def draft_count(self) -> int:
+        """Blocks of the draft model."""
+        return sum(pool.count for pool in self.draft_pools.pools)
 
     def pool_of(self, block_id: int) -> int:
         """The pool of a valid block id, 0 the hot one."""
@@ -74,19 +80,23 @@ def check_blocks(field: str, block_ids: list[int], block_count: int) -> None:
             raise invalid(field, f"block {block_id} is not one of {block_count}")
 
 
-def group_blocks(field: str, lists: list[executor_pb2.BlockList], block_count: int) -> list[int]:
-    """Block ids of the one cache group."""
-    block_ids: list[int] = []
+def group_blocks(field: str, lists: list[executor_pb2.BlockList], *block_counts: int) -> list[list[int]]:
+    """Block ids of each cache group; `block_counts` of each, 0 where there is no such group."""
+    found: list[list[int]] = [[] for _ in block_counts]
     for blocks in lists:
-        if blocks.group_id != GROUP:
+        if not 0 <= blocks.group_id < len(found) or not block_counts[blocks.group_id]:
             raise invalid(field, f"there is no cache group {blocks.group_id}")
-        block_ids += blocks.block_ids
-    check_blocks(field, block_ids, block_count)
-    return block_ids
+        found[blocks.group_id] += blocks.block_ids
+    for block_ids, count in zip(found, block_counts, strict=True):
+        check_blocks(field, block_ids, count)
+    return found
 
 
-def enter(state: executor_pb2.SequenceState, limits: ModelLimits) -> tuple[Sequence, list[int]]:
-    """The sequence and its blocks. Raises INVALID_FIELD, CONTEXT_EXCEEDED or UNSUPPORTED, naming the field."""
+def enter(state: executor_pb2.SequenceState, limits: ModelLimits) -> tuple[Sequence, list[int], list[int]]:
+    """The sequence, its blocks and those of the draft model.
+
+    Raises INVALID_FIELD, CONTEXT_EXCEEDED or UNSUPPORTED, naming the field.
+    """
     if state.adapter:
         raise QuireError(Reason.UNSUPPORTED, "adapter: adapters are not supported", field="adapter")
     if state.HasField("constraint"):
@@ -104,7 +114,7 @@ def enter(state: executor_pb2.SequenceState, limits: ModelLimits) -> tuple[Seque
             Reason.CONTEXT_EXCEEDED,
             f"the prompt has {state.prompt_length} tokens; a context of {limits.context_length} leaves no output",
         )
-    blocks = group_blocks("blocks", list(state.blocks), limits.block_count)
+    blocks, drafts = group_blocks("blocks", list(state.blocks), limits.block_count, limits.draft_count)
     if len(blocks) * limits.block_size < state.computed_length:
         raise invalid("blocks", f"{len(blocks)} blocks cannot hold {state.computed_length} computed tokens")
     check_blocks("blocks", blocks[state.computed_length // limits.block_size :], limits.hot_count)  # to be written
@@ -112,7 +122,8 @@ def enter(state: executor_pb2.SequenceState, limits: ModelLimits) -> tuple[Seque
     if len(tokens) - state.prompt_length >= ending.max_output:
         raise invalid("stop.max_tokens", "the output so far has used it up")
     rule = _rule(state, ending, limits)
-    return Sequence(state.sequence_id, tokens, state.prompt_length, state.computed_length, rule, ending), blocks
+    sequence = Sequence(state.sequence_id, tokens, state.prompt_length, state.computed_length, rule, ending)
+    return sequence, blocks, drafts
 
 
 def _ending(state: executor_pb2.SequenceState, limits: ModelLimits) -> Ending:

@@ -24,7 +24,9 @@ class BenchLoop:
         self.events: list[Event] = []
         self._loop = StepLoop(StepCore(limits), self.events.append, ExecutorMetrics(CollectorRegistry()))
         self._loop.backend = backend or model.backend
-        self._loop.core.set_model(model.limits)
+        self._loop.proposer = model.proposer
+        self._loop.draft_backend = model.draft.backend if model.draft is not None else None
+        self._loop.core.set_model(model.limits, (), model.draft.cache if model.draft is not None else None)
         self._epoch = self._loop.core.open(executor_pb2.RunHello(scheduler_id="bench")).epoch
 
     def take(self, plan: executor_pb2.StepPlan) -> None:

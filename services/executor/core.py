@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from quire.v1 import executor_pb2
 from quire.v1.types_pb2 import FinishReason
 from services.common.errors import QuireError, Reason
-from services.executor.admission import ModelLimits, check_blocks, check_plan, enter, group_blocks
+from services.executor.admission import GROUP, ModelLimits, check_blocks, check_plan, enter, group_blocks
 from services.executor.backends.base import StepOutputs, TokenScores
 from services.executor.batch import BlockTables, Row, Step, StepLimits, build_step, choose_rows
 from services.executor.demotions import Demotions
@@ -22,7 +22,8 @@ from services.executor.inventory import Inventory
 from services.executor.operations import AFTER, BEFORE, Copies, Move, Operations, check_operation
 from services.executor.results import Ledger, Results
 from services.executor.sequences import ERROR, STOP, UNSPECIFIED, Drafted, Sequence
-from services.executor.tiers.pools import PoolMap
+from services.executor.speculation.draft_cache import DraftCache
+from services.executor.tiers.pools import NO_POOLS
 from services.executor.tiers.store import NO_KEY
 
 
@@ -42,6 +43,7 @@ class StepCore:
         self._limits = limits
         self._model: ModelLimits | None = None
         self.tables = BlockTables(1)
+        self._draft_cache: DraftCache | None = None
         self._refuses = False
         self.sequences: dict[int, Sequence] = {}
         self.inventory = Inventory()
@@ -52,9 +54,17 @@ class StepCore:
     def epoch(self) -> int:
         return self.ledger.epoch
 
-    def set_model(self, model: ModelLimits | None, found: Iterable[tuple[int, bytes]] = ()) -> None:
+    def set_model(
+        self,
+        model: ModelLimits | None,
+        found: Iterable[tuple[int, bytes]] = (),
+        draft_cache: DraftCache | None = None,
+    ) -> None:
         """Begins anew with a model, or without one: no sequences, no known blocks but those `found` in lower tiers."""
         self._drop_sequences()
+        self._draft_cache = draft_cache
+        if draft_cache is not None:
+            draft_cache.clear()
         self._model = model
         self.tables = BlockTables(model.block_size if model is not None else 1)
         self.inventory.clear()
@@ -92,7 +102,10 @@ class StepCore:
                 self.ledger.forgotten(ended)
         self.operations.take(plan.operations)
         for block in plan.sealed if self._model is not None else ():
-            self.inventory.seal(block.block_id, block.key)
+            if block.group_id == GROUP:
+                self.inventory.seal(block.block_id, block.key)
+            elif self._draft_cache is not None:
+                self._draft_cache.inventory.seal(block.block_id, block.key)
         for append in plan.append:
             self._append(append)
         for state in plan.enter:
@@ -118,8 +131,15 @@ class StepCore:
 
     def copied(self, copies: Copies) -> None:
         self.inventory.overwrite(destination for _, destination in copies.pairs)
+        if self._draft_cache is not None:
+            self._draft_cache.copied(copies.draft_pairs)
         self.ledger.operations_done(copies.operation_ids)
         self.operations.copied(copies)
+
+    def sealed_blocks(self) -> list[executor_pb2.SealedBlock]:
+        """Which blocks hold what settled content, of all cache groups."""
+        drafts = self._draft_cache.inventory.to_sealed_blocks() if self._draft_cache is not None else []
+        return self.inventory.to_sealed_blocks() + drafts
 
     def moves_before(self) -> list[Move]:
         """Moves between tiers that may begin before the next step; the caller calls `moved` for each once it ended."""
@@ -211,14 +231,17 @@ class StepCore:
         if len(set(entering)) < len(entering) or not staying.isdisjoint(entering):
             raise QuireError(Reason.PROTOCOL, "enter: a sequence id is in use")
         block_count = self._model.block_count if self._model is not None else 0
-        pools = self._model.pools if self._model is not None else PoolMap()
+        pools = self._model.pools if self._model is not None else NO_POOLS
+        draft_pools = self._model.draft_pools if self._model is not None else NO_POOLS
         for operation in plan.operations:
-            check_operation(operation, pools)
+            check_operation(operation, pools, draft_pools)
         try:
             for demotion in plan.demotions:
                 check_blocks("demotions", list(demotion.block_ids), block_count)
             if self._model is not None:
-                check_blocks("sealed", [block.block_id for block in plan.sealed], block_count)
+                counts = (block_count, self._model.draft_count)
+                for group, count in enumerate(counts):
+                    check_blocks("sealed", [block.block_id for block in plan.sealed if block.group_id == group], count)
         except QuireError as error:
             raise QuireError(Reason.PROTOCOL, error.message) from None
 
@@ -227,9 +250,11 @@ class StepCore:
         if sequence is None or self._model is None:
             return
         try:
-            self.tables.append(
-                sequence.table, group_blocks("append.blocks", list(append.blocks), self._model.hot_count)
-            )
+            counts = (self._model.hot_count, self._model.draft_count)
+            block_ids, draft_ids = group_blocks("append.blocks", list(append.blocks), *counts)
+            self.tables.append(sequence.table, block_ids)
+            if self._draft_cache is not None:
+                self._draft_cache.append(sequence.sequence_id, draft_ids)
             sequence.waits_aloud = False
         except QuireError as error:
             self._fail(sequence, error)
@@ -263,11 +288,13 @@ class StepCore:
         try:
             if self._model is None:
                 raise QuireError(Reason.NO_EXECUTOR, "no model is loaded")
-            sequence, block_ids = enter(state, self._model)
+            sequence, block_ids, draft_ids = enter(state, self._model)
         except QuireError as error:
             self.ledger.refused(state.sequence_id, error)
             return
         sequence.table = self.tables.add(block_ids)
+        if self._draft_cache is not None:
+            self._draft_cache.enter(state.sequence_id, draft_ids, state.computed_length)
         self.sequences[state.sequence_id] = sequence
 
     def _take_prompt_scores(self, sequence: Sequence, start: int, scores: TokenScores) -> None:
@@ -286,6 +313,8 @@ class StepCore:
         sequence = self.sequences.pop(sequence_id, None)
         if sequence is not None:
             self.tables.release(sequence.table)
+            if self._draft_cache is not None:
+                self._draft_cache.leave(sequence_id)
         return sequence
 
     def _drop_sequences(self) -> None:

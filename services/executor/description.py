@@ -5,9 +5,11 @@ from __future__ import annotations
 from quire.v1 import types_pb2
 from services.common.speculation import MAX_DRAFT_TOKENS
 from services.executor.admission import GROUP
+from services.executor.backends.base import KvShape
 from services.executor.batch import StepLimits
 from services.executor.loader import LoadedModel
 from services.executor.numa import PoolPlace
+from services.executor.speculation.draft_cache import GROUP as DRAFT_GROUP
 from services.executor.tiers.pools import DEVICE, DISK, HOST
 from services.executor.warmup import Measured
 
@@ -33,13 +35,13 @@ def describe_loaded(
 ) -> types_pb2.ExecutorDescription:
     """Of an executor that serves a model. `place`: where its KV lies."""
     backend, spec, shape = model.backend, model.backend.spec, model.shape
-    group = types_pb2.CacheGroup(
-        group_id=GROUP, name="target", block_size=shape.block_size, block_bytes=shape.block_bytes
-    )
+    groups = [_group(GROUP, "target", shape)]
+    if model.draft is not None:
+        groups.append(_group(DRAFT_GROUP, "draft", model.draft.shape))
     pools = [
         types_pb2.BlockPool(
             pool_id=pool.pool_id,
-            group_id=GROUP,
+            group_id=group,
             tier=_TIERS[pool.tier],
             format=_KV_FORMATS[pool.format],
             rank_nodes=[place.node],
@@ -48,7 +50,8 @@ def describe_loaded(
             first_block_id=pool.first,
             block_bytes=pool.block_bytes,
         )
-        for pool in model.pools.pools
+        for group, found in ((GROUP, model.pools), (DRAFT_GROUP, model.draft_pools))
+        for pool in found.pools
     ]
     description = describe_empty(executor_id, limits)
     description.MergeFrom(
@@ -70,7 +73,7 @@ def describe_loaded(
             backend=backend.name,
             dtype=backend.dtype,
             device=backend.device,
-            groups=[group],
+            groups=groups,
             pools=pools,
             kv_policy=str(model.policy),
             remote_store=model.tiers.remote_name if model.tiers is not None else "",
@@ -80,6 +83,12 @@ def describe_loaded(
         )
     )
     return description
+
+
+def _group(group_id: int, name: str, shape: KvShape) -> types_pb2.CacheGroup:
+    return types_pb2.CacheGroup(
+        group_id=group_id, name=name, block_size=shape.block_size, block_bytes=shape.block_bytes
+    )
 
 
 def _speculation(model: LoadedModel, measured: Measured) -> types_pb2.SpeculationDescription | None:

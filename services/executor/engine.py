@@ -144,7 +144,9 @@ class Engine:
                 context = model.backend.spec.context_length
                 measured = warm_up(model.backend, model.shape, self._limits.tokens, context, model.proposer)
                 steps.backend, steps.tiers, steps.proposer = model.backend, model.tiers, model.proposer
-                steps.core.set_model(model.limits, model.tiers.found() if model.tiers is not None else ())
+                found = model.tiers.found() if model.tiers is not None else ()
+                steps.draft_backend = model.draft.backend if model.draft is not None else None
+                steps.core.set_model(model.limits, found, model.draft.cache if model.draft is not None else None)
                 return describe_loaded(self.executor_id, self._limits, model, measured, kv_place(model.backend.device))
 
             if model.tiers is not None:
@@ -174,7 +176,7 @@ class Engine:
                 steps.tiers = None
 
             def remove(steps: StepLoop) -> None:
-                steps.backend = steps.proposer = None
+                steps.backend = steps.draft_backend = steps.proposer = None
                 steps.core.set_model(None)
 
             await self._on_ready(False)
@@ -229,7 +231,7 @@ class Engine:
         await self.worker.call(lambda steps: steps.core.operations.hold())
         while not await self.worker.call(lambda steps: steps.core.operations.idle):  # noqa: ASYNC110 - rare and short
             await asyncio.sleep(IDLE_POLL_SECONDS)
-        inventory = await self.worker.call(lambda steps: steps.core.inventory.to_sealed_blocks())
+        inventory = await self.worker.call(lambda steps: steps.core.sealed_blocks())
         return Registration(self._description, inventory)
 
     def _registered(self, response: kvmanager_pb2.ReportResponse) -> None:

@@ -9,9 +9,10 @@ from services.executor.tiers.store import NO_KEY
 
 
 class Inventory:
-    """Block id -> key of the one cache group. Mutable; owned by the step thread."""
+    """Block id -> key of one cache group. Mutable; owned by the step thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, group_id: int = 0) -> None:
+        self._group_id = group_id
         self._keys: dict[int, bytes] = {}
 
     def seal(self, block_id: int, key: bytes) -> None:
@@ -33,4 +34,5 @@ class Inventory:
         return len(self._keys)
 
     def to_sealed_blocks(self) -> list[executor_pb2.SealedBlock]:
-        return [executor_pb2.SealedBlock(block_id=block_id, key=key) for block_id, key in self._keys.items()]
+        group = self._group_id
+        return [executor_pb2.SealedBlock(block_id=block, key=key, group_id=group) for block, key in self._keys.items()]

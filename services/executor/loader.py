@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.v1 import types_pb2
@@ -20,6 +20,8 @@ from services.executor.capacity import KvDemand, kv_shape, served_context
 from services.executor.memory import measure
 from services.executor.sampling_defaults import read_sampling
 from services.executor.settings import ExecutorSettings
+from services.executor.speculation.draft import DraftProposer
+from services.executor.speculation.draft_model import DraftModel, LoadedDraft, load_draft
 from services.executor.speculation.early_exit import EarlyExitProposer
 from services.executor.speculation.ngram import NgramProposer
 from services.executor.speculation.proposer import Proposer
@@ -47,6 +49,7 @@ class LoadedModel:
     tiers: LowerTiers | None = None
     default_sampling: types_pb2.SamplingParams | None = None  # what the publisher says
     proposer: Proposer | None = None
+    draft: DraftModel | None = None
 
     @property
     def limits(self) -> ModelLimits:
@@ -58,6 +61,7 @@ class LoadedModel:
             block_size=self.shape.block_size,
             pool_starts=self.shape.pool_starts,
             pools=self.pools,
+            draft_pools=self.draft_pools,
         )
 
     @property
@@ -69,6 +73,11 @@ class LoadedModel:
     def pools(self) -> PoolMap:
         """Those of the device and of lower tiers."""
         return self.tiers.pools if self.tiers is not None else PoolMap(device_pools(self.shape, self.backend.kv_format))
+
+    @property
+    def draft_pools(self) -> PoolMap:
+        """Of the draft model's cache group; empty without one."""
+        return self.draft.pools(len(self.pools.pools)) if self.draft is not None else PoolMap()
 
     def describe(self) -> dict[str, str]:
         """What computes and in which formats, for reports."""
@@ -112,7 +121,10 @@ def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
     path: Path = resolve(source, None)
     bundle = load_bundle(path)
     loaded = load_backend(path, settings)
-    shape = allocate(loaded.backend, settings, loaded.mapped_bytes)
+    asked_for = parse_draft(settings.draft).model
+    drafting = load_draft(asked_for, settings, loaded.backend, bundle) if asked_for is not None else None
+    shape = allocate(loaded.backend, settings, loaded.mapped_bytes, drafting)
+    draft = drafting.allocate(shape.block_size, shape.block_count) if drafting is not None else None
     log.info("model loaded", extra={"source": source, "seconds": round(time.monotonic() - started, 2)})
     return LoadedModel(
         name=name or default_name(source) or source,
@@ -121,7 +133,8 @@ def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
         shape=shape,
         policy=settings.kv_policy,
         tiers=open_tiers(settings, loaded.backend, shape, loaded.fingerprint),
-        proposer=_proposer(settings, loaded.backend),
+        proposer=_proposer(settings, loaded.backend, draft),
+        draft=draft,
         fingerprint=loaded.fingerprint,
         tokenizer_bundle=bundle,
         tokenizer_fingerprint=hashlib.sha256(bundle).hexdigest(),
@@ -131,7 +144,9 @@ def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
     )
 
 
-def _proposer(settings: ExecutorSettings, backend: Backend) -> Proposer | None:
+def _proposer(settings: ExecutorSettings, backend: Backend, draft: DraftModel | None) -> Proposer | None:
+    if draft is not None:
+        return DraftProposer(draft.backend, draft.cache, draft.source)
     setting = parse_draft(settings.draft)
     if setting.early_exit:
         try:
@@ -141,12 +156,16 @@ def _proposer(settings: ExecutorSettings, backend: Backend) -> Proposer | None:
     return NgramProposer() if setting.ngram else None
 
 
-def allocate(backend: Backend, settings: ExecutorSettings, mapped_bytes: int) -> KvShape:
+def allocate(
+    backend: Backend, settings: ExecutorSettings, mapped_bytes: int, drafting: LoadedDraft | None = None
+) -> KvShape:
     """Sizes the pools by what is free now that the weights are in memory, and makes them.
 
+    Each block of the target has one of the draft model beside it, which the caller makes.
     Mapped weights lie in the page cache, which counts as free; but they are read in every step and must stay.
     """
     memory = measure()
+    mapped_bytes += drafting.mapped_bytes if drafting is not None else 0
     available = max(memory.available - mapped_bytes, 0)
     policy, size = settings.kv_policy, settings.block_size
     demand = KvDemand(
@@ -157,13 +176,17 @@ def allocate(backend: Backend, settings: ExecutorSettings, mapped_bytes: int) ->
         blocks=settings.kv_blocks,
         policy=policy,
     )
-    block_bytes = [backend.kv_block_bytes(size), *(backend.kv_block_bytes(size, age.format) for age in policy.colder)]
-    shape = kv_shape(demand, block_bytes, available)
+    own_bytes = backend.kv_block_bytes(size)
+    hot_bytes = own_bytes + (drafting.backend.kv_block_bytes(size) if drafting is not None else 0)
+    colder_bytes = (backend.kv_block_bytes(size, age.format) for age in policy.colder)
+    shape = kv_shape(demand, [hot_bytes, *colder_bytes], available)
     if backend.computes_from_host_memory and shape.byte_count > available:
         raise QuireError(
             Reason.MODEL_LOAD_FAILED,
             f"kv_blocks: {demand.blocks} take {format_size(shape.byte_count)}, {format_size(available)} are free",
         )
+    whole_bytes = shape.byte_count
+    shape = replace(shape, block_bytes=own_bytes)
     backend.allocate_kv(shape)
     served = served_context(shape, policy, demand.context_length)
     if served < demand.context_length and demand.blocks is None:  # else somebody wanted no more
@@ -173,7 +196,7 @@ def allocate(backend: Backend, settings: ExecutorSettings, mapped_bytes: int) ->
         extra={
             "blocks": shape.pool_starts[-1],
             "tokens": shape.pool_starts[-1] * size,
-            "mib": shape.byte_count >> 20,
+            "mib": whole_bytes >> 20,
             "context": served,
             "policy": str(policy) or "hot",
             "free_mib": available >> 20,

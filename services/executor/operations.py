@@ -8,12 +8,13 @@ know whether an operation arrived sends it again; each is done once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.v1 import executor_pb2
 from services.common.errors import QuireError, Reason
 from services.executor.admission import GROUP
-from services.executor.tiers.pools import TIERS, PoolMap, PoolSpec
+from services.executor.speculation.draft_cache import GROUP as DRAFT_GROUP
+from services.executor.tiers.pools import NO_POOLS, TIERS, PoolMap, PoolSpec
 from services.executor.tiers.store import KEY_BYTES, NO_KEY
 
 Kind = executor_pb2.BlockOperationKind
@@ -37,6 +38,7 @@ class Copies:
 
     operation_ids: list[int]
     pairs: list[tuple[int, int]]
+    draft_pairs: list[tuple[int, int]] = field(default_factory=list)  # of the draft model
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +89,10 @@ class Operations:
     def copies(self, phase: int) -> Copies:
         """Copies due in this phase; the caller makes them, then calls `copied`."""
         due = [operation for operation in self._waiting[phase] if operation.kind == COPY]
-        return Copies(
-            [operation.operation_id for operation in due],
-            [(operation.source_block_id, operation.destination_block_id) for operation in due],
-        )
+        pairs: dict[int, list[tuple[int, int]]] = {GROUP: [], DRAFT_GROUP: []}
+        for operation in due:
+            pairs[operation.group_id].append((operation.source_block_id, operation.destination_block_id))
+        return Copies([operation.operation_id for operation in due], pairs[GROUP], pairs[DRAFT_GROUP])
 
     def copied(self, copies: Copies) -> None:
         done = set(copies.operation_ids)
@@ -148,11 +150,15 @@ class Operations:
         return closed
 
 
-def check_operation(operation: executor_pb2.BlockOperation, pools: PoolMap) -> None:
+def check_operation(operation: executor_pb2.BlockOperation, pools: PoolMap, draft_pools: PoolMap = NO_POOLS) -> None:
     """Raises PROTOCOL, or UNSUPPORTED for what there is no code for."""
     if operation.phase not in (BEFORE, AFTER):
         raise QuireError(Reason.PROTOCOL, "operations.phase: must be stated")
-    if operation.group_id != GROUP:
+    if operation.group_id == DRAFT_GROUP and draft_pools.pools:
+        if operation.kind != COPY:
+            raise QuireError(Reason.UNSUPPORTED, "operations: blocks of a draft model are copied, nothing else")
+        pools = draft_pools
+    elif operation.group_id != GROUP:
         raise QuireError(Reason.PROTOCOL, "operations: no such cache group")
     if operation.peer:
         raise QuireError(Reason.UNSUPPORTED, "operations.peer: only the executor's own remote store is supported")
@@ -163,7 +169,7 @@ def check_operation(operation: executor_pb2.BlockOperation, pools: PoolMap) -> N
         raise QuireError(Reason.UNSUPPORTED, f"operations.kind: {Kind.Name(kind)} is not supported")
     if kind in (COPY, OFFLOAD, LOAD):
         source, destination = _pool(operation, "source", pools), _pool(operation, "destination", pools)
-        if not _fits(kind, source, destination):
+        if not _fits(kind, source, destination, pools.pools[0]):
             raise QuireError(
                 Reason.PROTOCOL,
                 f"operations: no {Kind.Name(kind)} from {source.format} blocks on {source.tier}"
@@ -181,9 +187,9 @@ def _pool(operation: executor_pb2.BlockOperation, end: str, pools: PoolMap) -> P
     return pool
 
 
-def _fits(kind: int, source: PoolSpec, destination: PoolSpec) -> bool:
+def _fits(kind: int, source: PoolSpec, destination: PoolSpec, hot: PoolSpec) -> bool:
     if kind == COPY:
-        return source.pool_id == destination.pool_id == 0  # copies are of hot blocks, which steps may write
+        return source == destination == hot  # steps may write copies
     falls = TIERS.index(destination.tier) - TIERS.index(source.tier)
     return source.format == destination.format and (falls > 0 if kind == OFFLOAD else falls < 0)
 

@@ -111,6 +111,11 @@ class ExecutorSettings(ServiceSettings):
             raise ValueError(f"block_size: {self.block_size} does not divide {PERIOD}, as kv={self.kv} demands")
         if self.kv == "hot+warm+cold" and self.kv_warm_tokens < self.kv_hot_tokens + PERIOD:  # cold is made of warm
             raise ValueError(f"kv_warm_tokens: at least {PERIOD} more than kv_hot_tokens")
+        if parse_draft(self.draft).model is not None:
+            if self.kv != "hot":
+                raise ValueError(f"draft: keys and values of a draft model stay hot; kv is {self.kv}")
+            if self.kv_host_memory is not None or self.kv_disk is not None or self.kv_remote is not None:
+                raise ValueError("draft: beside a draft model, KV does not move to lower tiers")
         if self.model_name is not None and self.model is None:
             raise ValueError("model_name: needs model")
         return self

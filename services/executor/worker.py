@@ -76,6 +76,7 @@ class StepLoop:
         self.core = core
         self.backend: Backend | None = None
         self.proposer: Proposer | None = None
+        self.draft_backend: Backend | None = None  # the draft model's
         self.tiers: Tiers | None = None
         self.computing_since: float | None = None  # monotonic seconds; read by the watchdog
         self._emit = emit
@@ -163,8 +164,10 @@ class StepLoop:
                 self.tiers.submit(move)
 
     def _copy(self, copies: Copies) -> None:
-        if copies.pairs and self.backend is not None:
+        if copies.operation_ids and self.backend is not None:
             self.backend.copy_blocks(copies.pairs)
+            if copies.draft_pairs and self.draft_backend is not None:
+                self.draft_backend.copy_blocks(copies.draft_pairs)
             self.core.copied(copies)
 
     def _send(self, message: Results | None) -> None:

@@ -29,13 +29,16 @@ class Loaded:
     mapped_bytes: int  # weights in the page cache, which the system counts as free memory
 
 
-def load_backend(path: Path, settings: ExecutorSettings) -> Loaded:
-    """Loads a model folder or .gguf file. Raises MODEL_LOAD_FAILED, and INVALID_FIELD for the context length."""
+def load_backend(path: Path, settings: ExecutorSettings, beside: Backend | None = None) -> Loaded:
+    """Loads a model folder or .gguf file; shares threads with the backend `beside`.
+
+    Raises MODEL_LOAD_FAILED, and INVALID_FIELD for the context length.
+    """
     checkpoint = open_checkpoint(path)
     threads = settings.threads or len(os.sched_getaffinity(0))
     if not uses_cpu_backend(settings, _cpu_refusal, lambda: bool(cuda_devices()) and _torch_has_cuda()):
         return _load_torch(checkpoint, settings, threads)
-    return _load_cpu(checkpoint, settings, threads)
+    return _load_cpu(checkpoint, settings, threads, beside)
 
 
 def uses_cpu_backend(
@@ -78,7 +81,7 @@ def _cpu_refusal(settings: ExecutorSettings) -> str | None:
     return refusal(settings, _native.instruction_sets())
 
 
-def _load_cpu(checkpoint: Checkpoint, settings: ExecutorSettings, threads: int) -> Loaded:
+def _load_cpu(checkpoint: Checkpoint, settings: ExecutorSettings, threads: int, beside: Backend | None) -> Loaded:
     from services.executor.backends.cpu.backend import CpuBackend
 
     limit = _own_memory_limit()
@@ -90,6 +93,7 @@ def _load_cpu(checkpoint: Checkpoint, settings: ExecutorSettings, threads: int) 
         context_length=settings.context_length,
         threads=threads,
         own_memory_limit=limit,
+        pool=beside.pool if isinstance(beside, CpuBackend) else None,
     )
     weights = backend.weights
     if limit and weights.mapped_bytes:

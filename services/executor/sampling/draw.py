@@ -108,7 +108,8 @@ def probabilities(logits: Float32, row: SampleRow) -> NDArray[np.float64]:
     with np.errstate(over="ignore"):
         scaled = (changed - changed[best]) / np.float32(row.rule.temperature)
     found[:] = np.where(scaled >= _floor(scaled, row.rule), np.exp(scaled, dtype=np.float64), 0.0)
-    return found / found.sum()
+    found /= found.sum()
+    return found
 
 
 def _penalizes(rule: SamplingRule) -> bool:

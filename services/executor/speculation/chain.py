@@ -22,14 +22,15 @@ class Chain:
 
     sequence: Sequence
     computed: int  # tokens that the drafting model has KV of; fewer than there are
-    most: int  # drafts wanted; with none, the tokens are computed and nothing is drawn
+    most: int  # drafts wanted; with none, tokens are computed and nothing is drawn
+    end: int = 0  # of the tokens to compute
     draft_ids: list[int] = field(default_factory=list)
 
     @property
     def uncomputed(self) -> list[int]:
         """Tokens and drafts without KV."""
         tokens = self.sequence.tokens
-        known: list[int] = tokens[self.computed :].tolist()
+        known: list[int] = tokens[self.computed : self.end].tolist()
         return known + self.draft_ids[max(0, self.computed - len(tokens)) :]
 
 
@@ -47,7 +48,7 @@ def extend(
         inputs, drawing = _inputs(active, gather(active), layers)
         sampled = step(inputs).sampled
         for chain in active:
-            chain.computed = len(chain.sequence.tokens) + len(chain.draft_ids)
+            chain.computed = chain.end + len(chain.draft_ids)
         active = []
         for chain, drawn in zip(drawing, sampled, strict=True):
             if drawn is not None:

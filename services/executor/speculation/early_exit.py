@@ -35,7 +35,7 @@ class EarlyExitProposer:
         return min(timed_step(self._backend, shape, 0, 1, self.layers) for _ in range(3))
 
     def propose(self, requests: Sequence_[DraftRequest], tables: BlockTables) -> list[list[int]]:
-        chains = [Chain(sequence, sequence.computed, most) for sequence, most in requests]
+        chains = [Chain(sequence, sequence.computed, most, len(sequence.tokens)) for sequence, most in requests]
         extend(
             chains,
             self._backend.step,

@@ -50,12 +50,15 @@ class PoolMap:
         return tuple(pool for pool in self.pools if pool.tier != DEVICE)
 
 
-def device_pools(shape: KvShape, hot_format: str) -> list[PoolSpec]:
+NO_POOLS = PoolMap()
+
+
+def device_pools(shape: KvShape, hot_format: str, first_pool_id: int = 0) -> list[PoolSpec]:
     """The pools that steps compute from, as `shape` lays them out."""
     blocks = [(hot_format, shape.block_bytes, shape.block_count)]
     blocks += [(pool.format, pool.block_bytes, pool.block_count) for pool in shape.colder]
     return [
-        PoolSpec(index, DEVICE, format_, size, first, count)
+        PoolSpec(first_pool_id + index, DEVICE, format_, size, first, count)
         for index, ((format_, size, count), first) in enumerate(zip(blocks, shape.pool_starts, strict=False))
     ]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from quire.v1 import executor_pb2, types_pb2
 
 
-def blocks(*ids: int) -> list[executor_pb2.BlockList]:
-    return [executor_pb2.BlockList(group_id=0, block_ids=ids)]
+def blocks(*ids: int, drafts=None) -> list[executor_pb2.BlockList]:
+    """`drafts`: those of the draft model."""
+    lists = [executor_pb2.BlockList(group_id=0, block_ids=ids)]
+    return lists if drafts is None else [*lists, executor_pb2.BlockList(group_id=1, block_ids=drafts)]
 
 
 def state(
@@ -22,6 +24,7 @@ def state(
     ignore_eos: bool = False,
     logprobs: int | None = None,
     prompt_logprobs: int | None = None,
+    draft_blocks=None,
     **sampling,
 ) -> executor_pb2.SequenceState:
     return executor_pb2.SequenceState(
@@ -29,7 +32,7 @@ def state(
         token_ids=[*prompt, *output],
         prompt_length=len(prompt),
         computed_length=computed,
-        blocks=blocks(*block_ids),
+        blocks=blocks(*block_ids, drafts=draft_blocks),
         sampling=types_pb2.SamplingParams(**{"seed": 1, "temperature": 0.0, **sampling}),
         stop=types_pb2.StopCriteria(
             max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stop_ids, ignore_eos=ignore_eos

@@ -52,16 +52,19 @@ class CpuBackend:
     computes_from_host_memory = True
 
     def __init__(
-        self, spec: ModelSpec, weights: PackedWeights, *, kv_format: str, instruction_set: str, threads: int
+        self, spec: ModelSpec, weights: PackedWeights, *, kv_format: str, instruction_set: str, pool: _native.ThreadPool
     ) -> None:
-        """`kv_format` is fp32 or bf16. Raises MODEL_LOAD_FAILED where the kernels do not take the model."""
+        """`kv_format` is fp32 or bf16; `pool` may serve others as well, in turn.
+
+        Raises MODEL_LOAD_FAILED where the kernels do not take the model.
+        """
         self.spec, self.weights, self.kv_format = spec, weights, kv_format
         self.dtype = dtype_of(weights)
-        self.device = f"cpu {instruction_set}, {threads} thread{'s' if threads > 1 else ''}"
+        self.device = f"cpu {instruction_set}, {pool.size} thread{'s' if pool.size > 1 else ''}"
         packed = f"{weights.formats} (packing {PACKING_VERSION})"
         self.numerics = f"cpu {_native.VERSION} {instruction_set} {packed} kv {kv_format}"
         self._pools = Pools((0, 0), [_native_name(kv_format)])
-        pool = _native.ThreadPool(threads)
+        self.pool = pool
         try:
             self._model = _native.Model(build_program(spec, weights), weights.buffer, pool, instruction_set)
         except ValueError as error:
@@ -78,13 +81,14 @@ class CpuBackend:
         context_length: int | None = None,
         threads: int = 1,
         own_memory_limit: int = 0,
+        pool: _native.ThreadPool | None = None,
     ) -> CpuBackend:
         """Packs the weights, or maps them where that was done before.
 
         `dtype` is fp32, bf16 or auto (what the file holds, or the nearest to it), `kv_format` fp32, bf16 or auto (fp32
         beside fp32 weights, else bf16), `instruction_set` one that this CPU has or auto (the best). Mapped weights of
-        at most `own_memory_limit` bytes are copied into memory of the process's own. Raises MODEL_LOAD_FAILED, or
-        INVALID_FIELD for a context length beyond the model's.
+        at most `own_memory_limit` bytes are copied into memory of the process's own. `pool`: threads to share, instead
+        of `threads` of its own. Raises MODEL_LOAD_FAILED, or INVALID_FIELD for a context length beyond the model's.
         """
         spec = with_context_length(checkpoint.spec, context_length)
         weights = load_packed(checkpoint, _native_name(dtype), threads)
@@ -94,7 +98,8 @@ class CpuBackend:
             kv_format = "fp32" if dtype_of(weights) == "fp32" else "bf16"
         if instruction_set == "auto":
             instruction_set = _native.instruction_sets()[-1]
-        return cls(spec, weights, kv_format=kv_format, instruction_set=instruction_set, threads=threads)
+        pool = pool or _native.ThreadPool(threads)
+        return cls(spec, weights, kv_format=kv_format, instruction_set=instruction_set, pool=pool)
 
     def kv_block_bytes(self, block_size: int, kv_format: str | None = None) -> int:
         if block_size != BLOCK_SIZE:
