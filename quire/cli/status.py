@@ -14,6 +14,7 @@ import grpc
 from quire.cli.common import add_address, api_key, gateway_address, in_words, parser
 from quire.cli.executors import state, unserved, waits
 from quire.cli.plain import plain
+from quire.cli.status_drafts import draft_text
 from quire.cli.status_kv import kv_report, kv_text
 from quire.cli.status_queue import queue_report, queue_text
 from quire.client import bearer
@@ -151,6 +152,8 @@ def _text(report: dict[str, Any]) -> str:
             holds[description["executor_id"]] = f" of {model['name']} on {executor['target']}"
             how = f"{description['backend']} backend, {description['device']}, {description['dtype']}"
             lines.append(f"executor {executor['target']}: {model['name']}, {executor['state']}, {how}")
+            if drafts := draft_text(executor):
+                lines.append(drafts)
         elif executor["connected"]:
             lines.append(f"executor {executor['target']}: no model")
     lines += [waits(model) for model in report.get("unserved", ())]

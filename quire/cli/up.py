@@ -84,6 +84,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--context-length", type=int, metavar="TOKENS", help="longest prompt plus output (default: the model's)")
     add(
+        "--draft",
+        metavar="MODEL|ngram|early-exit[:N]|none",
+        help="what proposes tokens that the model then checks: a smaller model of the same vocabulary, what the text "
+        "repeats, or the model's first N layers (default: ngram)",
+    )
+    add("--speculation", metavar="K", help="how many of them in a step: auto, off or a number up to 16 (default: auto)")
+    add(
         "--kv",
         choices=NAMES,
         help="keep older keys and values in fewer bits: int8, then int4 (default: hot, all as they were computed)",
@@ -161,6 +168,8 @@ def _options(given: argparse.Namespace) -> UpOptions:
         backend=given.backend,
         dtype=given.dtype,
         context_length=given.context_length,
+        draft=given.draft and absolute(given.draft),
+        speculation=given.speculation,
         kv=given.kv,
         kv_blocks=given.kv_blocks,
         kv_disk=given.kv_disk,

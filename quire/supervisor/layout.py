@@ -17,7 +17,16 @@ SUPERVISOR_PID = "QUIRE_SUPERVISOR_PID"
 LIVENESS = "liveness"
 """Health service that says only that the process answers; an executor without a model is not ready."""
 NO_NODES: Mapping[int, int] = MappingProxyType({})
-EXECUTOR_SETTINGS = ("context_length", "kv", "kv_blocks", "kv_disk", "kv_disk_size", "max_sequences", "max_step_tokens")
+EXECUTOR_SETTINGS = (
+    "context_length",
+    "draft",
+    "kv",
+    "kv_blocks",
+    "kv_disk",
+    "kv_disk_size",
+    "max_sequences",
+    "max_step_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,7 @@ def lay_out(options: UpOptions, cores: int, node_cores: Mapping[int, int] = NO_N
             "--scheduler-port",
             1,
             *("--kvmanager", kvmanager, "--executors", ",".join(spec.target for spec in executors)),
-            *_given(options, "gap_ms", "gap_stretch", "grant_ms"),
+            *_given(options, "gap_ms", "gap_stretch", "grant_ms", "speculation"),
             *(("--aliases", " ".join(options.aliases)) if options.aliases else ()),
         ),
         light(

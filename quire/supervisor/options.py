@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.limits import MODEL_NAME
+from services.common.speculation import parse_speculation
 from services.executor.models.catalogue import CATALOGUE
 from services.executor.models.source import default_name
+from services.executor.speculation.setting import parse_draft
 from services.scheduler.aliases import parse_aliases
 
 DEFAULT_MODEL = "smollm2"
@@ -50,6 +53,8 @@ class UpOptions:
     backend: str = "auto"
     dtype: str | None = None
     context_length: int | None = None
+    draft: str | None = None
+    speculation: str | None = None
     kv: str | None = None
     kv_blocks: int | None = None
     kv_disk: str | None = None
@@ -77,10 +82,22 @@ class UpOptions:
                 raise ValueError(f"--alias {alias.name}: no --model is named {unknown[0]!r}")
             if alias.name in names:
                 raise ValueError(f"--alias {alias.name}: a model has this name")
+        if self.draft is not None:
+            _checked("draft", parse_draft, self.draft)
+        if self.speculation is not None:
+            _checked("speculation", parse_speculation, self.speculation)
         if self.executors < 1:
             raise ValueError("--executors: at least 1 per model")
         if self.spare_executors < 0:
             raise ValueError("--spare-executors: not below 0")
+
+
+def _checked(flag: str, parse: Callable[[str], object], text: str) -> None:
+    """Raises ValueError naming the flag where its text says nothing."""
+    try:
+        parse(text)
+    except ValueError as error:
+        raise ValueError(f"--{flag}: {error}") from None
 
 
 def parse_model(text: str) -> ModelChoice:

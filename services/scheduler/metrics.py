@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.scheduler.speculation.metrics import draft_metrics
 from services.scheduler.state import Executor, State
 
 LABELS = ["model_name", "engine"]
@@ -38,6 +39,7 @@ class SchedulerMetrics(Collector):
             for (model_name, engine), counters in totals.items():
                 counter.add_metric([model_name, str(engine)], getattr(counters, field))
             yield counter
+        yield from draft_metrics(totals)
         running = GaugeMetricFamily("vllm:num_requests_running", "Sequences that hold blocks.", labels=LABELS)
         usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Part of the blocks held, 0 to 1.", labels=LABELS)
         first: dict[str, int] = {}

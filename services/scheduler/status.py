@@ -9,6 +9,7 @@ import grpc
 from quire.v1 import kvmanager_pb2, scheduler_pb2
 from services.scheduler.loop import SchedulerLoop
 from services.scheduler.queue_status import describe_decisions, describe_queues, describe_refusals
+from services.scheduler.speculation.status import describe_drafts
 
 KV_STATUS_SECONDS = 2.0
 
@@ -51,6 +52,7 @@ def executors(loop: SchedulerLoop) -> list[scheduler_pb2.ExecutorStatus]:
             draining=executor.draining,
             slowness=executor.slowness.factor,
             slowness_reason=executor.slowness.reason,
+            speculation=describe_drafts(loop.state, executor),
         )
         for executor in loop.state.executors
     ]

@@ -95,3 +95,24 @@ def test_what_the_gateway_answered_is_not_taken_for_its_absence() -> None:
     assert "is `quire up` running?" in in_words(unavailable, "failed to connect to all addresses", "here:1")
     said = in_words(unavailable, "executor there:2: failed to connect", "here:1", "EXECUTOR_LOST")
     assert said == "executor there:2: failed to connect (UNAVAILABLE)"
+
+
+def test_drafts_are_told_of(gateway: tuple[Gateway, str], capsys: pytest.CaptureFixture[str]) -> None:
+    made, address = gateway
+    for proposer, draft in (("ngram", ""), ("early_exit", "3 layers")):
+        executor = made.status.scheduler.executors.add(target="127.0.0.1:1", connected=True)
+        executor.description.model.name = "m"
+        executor.description.speculation.proposer, executor.description.speculation.draft = proposer, draft
+        executor.speculation.mode = "auto"
+    drafts = made.status.scheduler.executors[1].speculation
+    drafts.mode, drafts.step_count, drafts.proposed_count, drafts.accepted_count = "4", 10, 30, 12
+    drafts.proposed_by_position.extend([10, 10, 10, 0])
+    drafts.accepted_by_position.extend([9, 2, 1, 0])
+    drafts.steps_by_limit.extend([0, 0, 5, 0, 5])
+    drafts.saved_seconds = 1.25
+    cli.main(["status", "--address", address])
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("drafts")] == [
+        "drafts of 127.0.0.1:1: ngram, auto",
+        "drafts of 127.0.0.1:1: early-exit 3 layers, 4; 12 of 30 accepted (40%; by position 90%, 20%, 10%, -), "
+        "up to 3.0 a step, 1.2 s saved",
+    ]

@@ -50,6 +50,15 @@ def test_formats_by_age_reach_every_executor_where_they_are_asked_for() -> None:
     assert all("--kv" not in spec.command for spec in lay_out(UpOptions(), cores=4))
 
 
+def test_drafts_reach_executors_and_how_many_the_scheduler() -> None:
+    specs = lay_out(UpOptions(draft="early-exit:3", speculation="4"), cores=4)
+    assert {flag(spec, "--draft") for spec in specs if spec.role == "executor"} == {"early-exit:3"}
+    (scheduler,) = (spec for spec in specs if spec.role == "scheduler")
+    assert flag(scheduler, "--speculation") == "4"
+    assert load(SchedulerSettings, "scheduler", scheduler.command[5:]).speculation == "4"
+    assert all("--draft" not in spec.command for spec in lay_out(UpOptions(), cores=4))
+
+
 def test_lower_tiers_reach_every_executor_where_they_are_asked_for() -> None:
     options = UpOptions(models=TWO, kv_disk="/d", kv_disk_size="1GiB")
     specs = [s for s in lay_out(options, cores=4) if s.role == "executor"]

@@ -32,6 +32,15 @@ def test_bad_models_are_refused(text: str) -> None:
         parse_model(text)
 
 
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [("draft", ""), ("draft", "early-exit:0"), ("speculation", "17"), ("speculation", "on"), ("speculation", "-1")],
+)
+def test_what_says_nothing_of_drafts_is_refused(flag: str, text: str) -> None:
+    with pytest.raises(ValueError, match=f"--{flag}: "):
+        UpOptions(**{flag: text})
+
+
 def test_bad_counts_are_refused() -> None:
     with pytest.raises(ValueError, match="--executors"):
         UpOptions(executors=0)
