@@ -153,7 +153,7 @@ def _proposer(settings: ExecutorSettings, backend: Backend, draft: DraftModel | 
             return EarlyExitProposer(backend, setting.layers)
         except ValueError as error:
             raise QuireError(Reason.MODEL_LOAD_FAILED, f"draft: {error}") from None
-    return NgramProposer() if setting.ngram else None
+    return NgramProposer(backend) if setting.ngram else None
 
 
 def allocate(

@@ -133,9 +133,8 @@ class StepLoop:
             return 0.0
         started = time.perf_counter()
         try:
-            drafts = self.proposer.propose(
-                [DraftRequest(row.sequence, row.draft_room) for row in with_room], self.core.tables
-            )
+            requests = [DraftRequest(row.sequence, row.draft_room) for row in with_room]
+            drafts = self.proposer.propose(requests, self.core.tables, sum(row.count for row in rows))
         except Exception:
             log.exception("drafts could not be proposed", extra={"proposer": self.proposer.name})
             return time.perf_counter() - started

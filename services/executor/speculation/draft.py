@@ -26,21 +26,21 @@ class DraftProposer:
     def warm_up(self, shape: KvShape) -> float:
         return min(timed_step(self._backend, shape, 0, 1) for _ in range(3))
 
-    def propose(self, requests: Sequence_[DraftRequest], tables: BlockTables) -> list[list[int]]:
+    def propose(self, requests: Sequence_[DraftRequest], tables: BlockTables, tokens: int) -> list[list[int]]:
         cache, context = self._cache, self._backend.spec.context_length
         chains: list[Chain] = []
         left = MOST_CAUGHT_UP
         for sequence, most in requests:
-            tokens = len(sequence.tokens)
+            size = len(sequence.tokens)
             # The last draft is not computed here.
-            room = min(most, min(cache.slots(sequence), context) - tokens + 1)
+            room = min(most, min(cache.slots(sequence), context) - size + 1)
             if room < 1:
                 chains.append(Chain(sequence, 0, 0))  # past this model's limit: plain decoding
                 continue
             computed = cache.computed(sequence)
-            end = min(tokens, computed + left)
+            end = min(size, computed + left)
             left -= end - computed
-            chains.append(Chain(sequence, computed, room if end == tokens > computed else 0, end))
+            chains.append(Chain(sequence, computed, room if end == size > computed else 0, end))
         active = [chain for chain in chains if chain.computed < chain.end]
         extend(active, self._backend.step, lambda some: cache.gather([chain.sequence for chain in some]))
         for chain in active:

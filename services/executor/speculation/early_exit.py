@@ -32,9 +32,9 @@ class EarlyExitProposer:
         self.detail = f"{self.layers} of {count} layers"
 
     def warm_up(self, shape: KvShape) -> float:
-        return min(timed_step(self._backend, shape, 0, 1, self.layers) for _ in range(3))
+        return min(timed_step(self._backend, shape, 0, 1, layers=self.layers) for _ in range(3))
 
-    def propose(self, requests: Sequence_[DraftRequest], tables: BlockTables) -> list[list[int]]:
+    def propose(self, requests: Sequence_[DraftRequest], tables: BlockTables, tokens: int) -> list[list[int]]:
         chains = [Chain(sequence, sequence.computed, most, len(sequence.tokens)) for sequence, most in requests]
         extend(
             chains,

@@ -27,9 +27,9 @@ class Proposer(Protocol):
         """Seconds that one draft for one sequence takes, 0 for next to nothing. Computes in the pool's first blocks."""
         ...
 
-    def propose(self, requests: Sequence_[DraftRequest], tables: BlockTables) -> list[list[int]]:
+    def propose(self, requests: Sequence_[DraftRequest], tables: BlockTables, tokens: int) -> list[list[int]]:
         """For each request, the tokens that are likely to follow: at most as many as it allows, perhaps none.
 
-        `tables` are the target's block tables: they hold slots for the drafts.
+        `tables` are the target's block tables: they hold slots for the drafts. `tokens` the step has without drafts.
         """
         ...

@@ -13,7 +13,6 @@ import torch
 from services.executor.batch import StepLimits
 from services.executor.loader import LoadedModel, make_loader
 from services.executor.settings import ExecutorSettings
-from services.executor.speculation import ngram
 from services.executor.speculation.early_exit import EarlyExitProposer
 from services.executor.speculation.ngram import NgramProposer
 from services.executor.speculation.proposer import Proposer
@@ -57,12 +56,6 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     loaded = make_loader(ExecutorSettings.model_validate(asked | {"dtype": "fp32", "threads": 1}))("rand", str(path))
     warm_up(loaded.backend, loaded.shape, 64, loaded.backend.spec.context_length)
     return loaded
-
-
-@pytest.fixture(autouse=True)
-def _eager_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random text repeats single tokens, seldom more."""
-    monkeypatch.setattr(ngram, "LEAST_MATCH", 1)
 
 
 def prompts_of(count: int, seed: int = 1) -> list[list[int]]:
@@ -131,7 +124,7 @@ def oracle(prompts: list[list[int]], plain: list[Answer], accuracy: float) -> Or
 
 
 def proposers(model: LoadedModel, prompts: list[list[int]], plain: list[Answer]) -> Iterator[Proposer]:
-    yield NgramProposer()
+    yield NgramProposer(model.backend)
     yield EarlyExitProposer(model.backend, 1)
     for accuracy in (0.5, 0.9, 1.0):
         yield oracle(prompts, plain, accuracy)

@@ -27,7 +27,7 @@ class Oracle:
     def warm_up(self, shape: KvShape) -> float:
         return 0.0
 
-    def propose(self, requests: Sequence[DraftRequest], tables: BlockTables) -> list[list[int]]:
+    def propose(self, requests: Sequence[DraftRequest], tables: BlockTables, tokens: int) -> list[list[int]]:
         drafts = [self._draft(list(request.sequence.tokens), request.most) for request in requests]
         self.asked += [request.most for request in requests]
         self.proposed += drafts

@@ -198,7 +198,7 @@ def test_no_run_crosses_a_change_of_the_block_table() -> None:
 def test_a_proposer_that_fails_costs_its_drafts_alone() -> None:
     bench, oracle = make()
 
-    def fail(_requests, _tables):
+    def fail(_requests, _tables, _tokens):
         raise RuntimeError("staged")
 
     oracle.propose = fail
