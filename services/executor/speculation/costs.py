@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
 
 class StepCosts:
     """Seconds of a step by its tokens, from some that were measured: straight lines between these, and beyond them."""
 
     def __init__(self, measured: Sequence[tuple[int, float]]) -> None:
-        """Pairs of tokens and seconds, ascending by tokens; at least two. Seconds that fall are taken for noise."""
+        """Pairs of tokens and seconds, ascending by tokens; at least two.
+
+        Other work on the machine only adds to them: no step takes longer than one with more tokens.
+        """
         self._tokens = [tokens for tokens, _ in measured]
-        self._seconds: list[float] = []
-        for _, seconds in measured:
-            self._seconds.append(max(seconds, self._seconds[-1] if self._seconds else 0.0))
+        self._seconds = list(accumulate((seconds for _, seconds in reversed(measured)), min))[::-1]
 
     def seconds(self, tokens: int) -> float:
         at = min(max(bisect_left(self._tokens, tokens), 1), len(self._tokens) - 1)

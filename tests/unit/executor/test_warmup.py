@@ -4,7 +4,7 @@ import pytest
 
 from services.common.errors import QuireError, Reason
 from services.executor.backends.base import KvShape
-from services.executor.warmup import warm_up
+from services.executor.warmup import VERIFIED, verify_costs, warm_up
 from tests.unit.executor.fake_backend import FakeBackend
 
 
@@ -33,3 +33,13 @@ def test_non_finite_logits_fail_the_load():
     with pytest.raises(QuireError) as raised:
         warm_up(backend, KvShape(4, 256, 8), 512, 256)
     assert raised.value.reason == Reason.MODEL_LOAD_FAILED
+
+
+@pytest.mark.parametrize(("blocks", "most"), [(1, 4), (3, 12), (64, 17)])
+def test_steps_with_drafts_are_measured_as_far_as_there_is_room(blocks, most):
+    backend = FakeBackend()
+    shape = KvShape(4, 256, blocks)
+    backend.allocate_kv(shape)
+    costs = verify_costs(backend, shape)
+    assert [tokens for tokens, _ in costs] == [tokens for tokens in VERIFIED if tokens <= most]
+    assert all(seconds > 0 for _, seconds in costs)

@@ -12,7 +12,7 @@ from services.executor.speculation.costs import StepCosts, best_lengths
 
 
 def test_costs_lie_on_lines_between_what_was_measured_and_beyond() -> None:
-    costs = StepCosts([(1, 1.0), (3, 2.0), (5, 1.9), (9, 4.0)])
+    costs = StepCosts([(1, 1.0), (3, 2.5), (5, 2.0), (9, 4.0)])
     assert [costs.seconds(tokens) for tokens in (1, 2, 3, 4, 5, 7, 9, 13)] == pytest.approx(
         [1.0, 1.5, 2.0, 2.0, 2.0, 3.0, 4.0, 6.0]
     )
