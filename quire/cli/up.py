@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         "--draft",
         metavar="MODEL|ngram|early-exit[:N]|none",
         help="what proposes tokens that the model then checks: a smaller model of the same vocabulary, what the text "
-        "repeats, or the model's first N layers (default: ngram)",
+        "repeats, or the model's first N layers (default: none)",
     )
     add("--speculation", metavar="K", help="how many of them in a step: auto, off or a number up to 16 (default: auto)")
     add(

@@ -37,7 +37,7 @@ class ExecutorSettings(ServiceSettings):
         "auto", description="what the cpu backend is to use of this CPU; auto takes the best"
     )
     draft: str = Field(
-        "ngram", description="what proposes draft tokens: none, ngram, early-exit, early-exit:LAYERS, or a draft model"
+        "none", description="what proposes draft tokens: none, ngram, early-exit, early-exit:LAYERS, or a draft model"
     )
     threads: int = Field(0, ge=0, description="compute threads; 0 takes one per CPU that the process may use")
     numa_node: NumaNode = Field(
