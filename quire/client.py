@@ -21,7 +21,7 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from quire.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, types_pb2
+from quire.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, scheduler_status_pb2, types_pb2
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 DEFAULT_TARGET = "127.0.0.1:50051"
@@ -187,7 +187,7 @@ class Client:
         request = gateway_pb2.ChangeModelRequest(action=_ACTIONS[action], name=name, source=source)
         return list(self._call(self._admin.ChangeModel, request).models)
 
-    def executors(self) -> list[scheduler_pb2.ExecutorStatus]:
+    def executors(self) -> list[scheduler_status_pb2.ExecutorStatus]:
         """The executors of the scheduler. ClientError where it cannot be reached."""
         status = self.status()
         if not status.HasField("scheduler"):
@@ -196,7 +196,7 @@ class Client:
 
     def change_executor(
         self, action: Literal["add", "drain", "remove"], target: str
-    ) -> list[scheduler_pb2.ExecutorStatus]:
+    ) -> list[scheduler_status_pb2.ExecutorStatus]:
         """Adds, drains or removes an executor by its address; answers with the executors after it."""
         request = gateway_pb2.ChangeExecutorRequest(action=_EXECUTOR_ACTIONS[action], target=target)
         return list(self._call(self._admin.ChangeExecutor, request).executors)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from quire.cli.common import add_address, failures, gateway, parser
 from quire.cli.plain import plain
 from quire.cli.tables import align
-from quire.v1 import scheduler_pb2, types_pb2
+from quire.v1 import scheduler_status_pb2, types_pb2
 
 
 def run(argv: Sequence[str]) -> int:
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def unserved(
-    models: Iterable[types_pb2.ModelDescription], executors: Iterable[scheduler_pb2.ExecutorStatus]
+    models: Iterable[types_pb2.ModelDescription], executors: Iterable[scheduler_status_pb2.ExecutorStatus]
 ) -> list[str]:
     """Models, of those on offer, that no executor takes requests for. An alias is served where a member is."""
     taken = {executor.description.model.name for executor in executors if executor.connected and not executor.draining}
@@ -56,7 +56,7 @@ def waits(model: str) -> str:
     return f"no executor takes requests for {model}: they wait until one does (`quire executors add HOST:PORT`)"
 
 
-def _table(executors: list[scheduler_pb2.ExecutorStatus]) -> str:
+def _table(executors: list[scheduler_status_pb2.ExecutorStatus]) -> str:
     if not executors:
         return "no executors"
     rows = [("NUMBER", "ADDRESS", "STATE", "MODEL", "RUNNING", "TOKENS/S")]
@@ -67,7 +67,7 @@ def _table(executors: list[scheduler_pb2.ExecutorStatus]) -> str:
     return align(rows, right={0, 4, 5})
 
 
-def state(executor: scheduler_pb2.ExecutorStatus) -> str:
+def state(executor: scheduler_status_pb2.ExecutorStatus) -> str:
     """What it is doing, in a word; more where it is slow."""
     if not executor.connected:
         return "absent"

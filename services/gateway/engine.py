@@ -12,7 +12,7 @@ import grpc
 from prometheus_client import CollectorRegistry
 
 import quire
-from quire.v1 import gateway_pb2, scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from quire.v1 import gateway_pb2, scheduler_pb2, scheduler_pb2_grpc, scheduler_status_pb2, types_pb2
 from services.common import rpc
 from services.common.errors import QuireError, Reason, from_rpc_error, invalid
 from services.common.limits import check_ids
@@ -142,7 +142,7 @@ class Engine:
             uptime_seconds=time.monotonic() - self._started_at,
         )
         try:
-            request = scheduler_pb2.GetSchedulerStatusRequest()
+            request = scheduler_status_pb2.GetSchedulerStatusRequest()
             status.scheduler.CopyFrom(await self._scheduler.GetSchedulerStatus(request, timeout=STATUS_SECONDS))
         except grpc.aio.AioRpcError as error:
             if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -165,7 +165,7 @@ class Engine:
 
     async def change_executor(
         self, action: scheduler_pb2.ExecutorAction.ValueType, target: str
-    ) -> list[scheduler_pb2.ExecutorStatus]:
+    ) -> list[scheduler_status_pb2.ExecutorStatus]:
         """Adds, drains or removes an executor and answers with the executors after it."""
         if action not in scheduler_pb2.ExecutorAction.values() or not action:
             raise invalid("action", "must be add, drain or remove")

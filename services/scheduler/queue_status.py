@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from quire.v1 import scheduler_pb2
+from quire.v1 import scheduler_status_pb2
 from services.scheduler.decisions import Admission, obstacle
 from services.scheduler.fairness import Account
 from services.scheduler.sequence import Phase, Request, Sequence
@@ -14,19 +14,19 @@ TENANTS, ENTRIES = 50, 20
 """At most so many tenants of a model are listed, and so many sequences that wait or were admitted."""
 
 
-def describe_queues(state: State, now: float) -> list[scheduler_pb2.QueueStatus]:
+def describe_queues(state: State, now: float) -> list[scheduler_status_pb2.QueueStatus]:
     """One queue per model that can be asked for. Changes nothing. `now` in seconds."""
     return [_describe(state, name, model, now) for name, model in sorted(state.models.items())]
 
 
-def describe_refusals(state: State) -> list[scheduler_pb2.RefusalCount]:
-    return [scheduler_pb2.RefusalCount(reason=reason, count=n) for reason, n in sorted(state.refusals.items())]
+def describe_refusals(state: State) -> list[scheduler_status_pb2.RefusalCount]:
+    return [scheduler_status_pb2.RefusalCount(reason=reason, count=n) for reason, n in sorted(state.refusals.items())]
 
 
-def describe_decisions(state: State, now: float) -> list[scheduler_pb2.DecisionStatus]:
+def describe_decisions(state: State, now: float) -> list[scheduler_status_pb2.DecisionStatus]:
     """The latest of each kind, newest first. `now` in seconds."""
     return [
-        scheduler_pb2.DecisionStatus(
+        scheduler_status_pb2.DecisionStatus(
             what=decision.what,
             request_id=decision.request_id,
             choice=decision.choice,
@@ -39,11 +39,11 @@ def describe_decisions(state: State, now: float) -> list[scheduler_pb2.DecisionS
     ]
 
 
-def _describe(state: State, name: str, model: Model, now: float) -> scheduler_pb2.QueueStatus:
+def _describe(state: State, name: str, model: Model, now: float) -> scheduler_status_pb2.QueueStatus:
     accounts = model.ledger.accounts()
     shares = model.ledger.shares()
     ranked = sorted(accounts, key=lambda account: (-account.live_count, -account.cost, account.tenant))
-    return scheduler_pb2.QueueStatus(
+    return scheduler_status_pb2.QueueStatus(
         model=name,
         policy=state.limits.policy.name,
         waiting_count=sum(account.waiting_count for account in accounts),
@@ -54,8 +54,8 @@ def _describe(state: State, name: str, model: Model, now: float) -> scheduler_pb
     )
 
 
-def _tenant(account: Account, share: float) -> scheduler_pb2.TenantStatus:
-    return scheduler_pb2.TenantStatus(
+def _tenant(account: Account, share: float) -> scheduler_status_pb2.TenantStatus:
+    return scheduler_status_pb2.TenantStatus(
         tenant=account.tenant,
         weight=account.weight,
         waiting_count=account.waiting_count,
@@ -67,7 +67,7 @@ def _tenant(account: Account, share: float) -> scheduler_pb2.TenantStatus:
     )
 
 
-def _waiting(state: State, name: str, model: Model, now: float) -> list[scheduler_pb2.WaitingStatus]:
+def _waiting(state: State, name: str, model: Model, now: float) -> list[scheduler_status_pb2.WaitingStatus]:
     """Those that the kvmanager was asked for, then the queue in its order."""
     asked = [a.sequence for a in state.asked.values() if a.model is model and a.sequence is not None]
     found = [(sequence, "the kvmanager was asked for its blocks") for sequence in asked[:ENTRIES]]
@@ -77,9 +77,9 @@ def _waiting(state: State, name: str, model: Model, now: float) -> list[schedule
     return [_entry(sequence, reason, now) for sequence, reason in found]
 
 
-def _entry(sequence: Sequence, reason: str, now: float) -> scheduler_pb2.WaitingStatus:
+def _entry(sequence: Sequence, reason: str, now: float) -> scheduler_status_pb2.WaitingStatus:
     request = sequence.request
-    return scheduler_pb2.WaitingStatus(
+    return scheduler_status_pb2.WaitingStatus(
         request_id=request.request_id,
         choice=sequence.choice,
         tenant=request.tenant,
@@ -96,8 +96,8 @@ def _siblings(request: Request) -> str:
     return f"; {count} more choices wait for its prompt" if count else ""
 
 
-def _admission(admission: Admission, now: float) -> scheduler_pb2.AdmissionStatus:
-    return scheduler_pb2.AdmissionStatus(
+def _admission(admission: Admission, now: float) -> scheduler_status_pb2.AdmissionStatus:
+    return scheduler_status_pb2.AdmissionStatus(
         request_id=admission.request_id,
         choice=admission.choice,
         tenant=admission.tenant,

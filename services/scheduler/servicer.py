@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from quire.v1 import scheduler_pb2, scheduler_pb2_grpc, scheduler_status_pb2
 from services.scheduler import status
 from services.scheduler.fleet import Fleet
 from services.scheduler.loop import SchedulerLoop
@@ -34,8 +34,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             yield scheduler_pb2.GetTokenizerResponse(data=data)
 
     async def GetSchedulerStatus(
-        self, request: scheduler_pb2.GetSchedulerStatusRequest, context: Context
-    ) -> scheduler_pb2.GetSchedulerStatusResponse:
+        self, request: scheduler_status_pb2.GetSchedulerStatusRequest, context: Context
+    ) -> scheduler_status_pb2.GetSchedulerStatusResponse:
         return await status.describe(self._loop)
 
     async def ManageModel(

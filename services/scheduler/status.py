@@ -6,7 +6,7 @@ import time
 
 import grpc
 
-from quire.v1 import kvmanager_pb2, scheduler_pb2
+from quire.v1 import kvmanager_pb2, scheduler_status_pb2
 from services.scheduler.loop import SchedulerLoop
 from services.scheduler.queue_status import describe_decisions, describe_queues, describe_refusals
 from services.scheduler.speculation.status import describe_drafts
@@ -14,11 +14,11 @@ from services.scheduler.speculation.status import describe_drafts
 KV_STATUS_SECONDS = 2.0
 
 
-async def describe(loop: SchedulerLoop) -> scheduler_pb2.GetSchedulerStatusResponse:
+async def describe(loop: SchedulerLoop) -> scheduler_status_pb2.GetSchedulerStatusResponse:
     """What runs where. `kv` is absent while the kvmanager does not answer."""
     state = loop.state
     now = time.monotonic()
-    response = scheduler_pb2.GetSchedulerStatusResponse(
+    response = scheduler_status_pb2.GetSchedulerStatusResponse(
         executors=executors(loop),
         running_count=state.running_count,
         waiting_count=state.waiting_count,
@@ -37,11 +37,11 @@ async def describe(loop: SchedulerLoop) -> scheduler_pb2.GetSchedulerStatusRespo
     return response
 
 
-def executors(loop: SchedulerLoop) -> list[scheduler_pb2.ExecutorStatus]:
+def executors(loop: SchedulerLoop) -> list[scheduler_status_pb2.ExecutorStatus]:
     """All that are in use, in the order in which they came."""
     now = time.monotonic()
     return [
-        scheduler_pb2.ExecutorStatus(
+        scheduler_status_pb2.ExecutorStatus(
             target=executor.target,
             connected=executor.connected,
             description=executor.description,

@@ -28,7 +28,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.supervisor.layout import SUPERVISOR_PID
-from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from quire.v1 import scheduler_pb2_grpc, scheduler_status_pb2
 
 READY_SECONDS = 60.0
 HOST = "127.0.0.1"
@@ -57,7 +57,7 @@ def connected_executors(scheduler: str) -> int:
     """How many executors a scheduler has a stream to."""
     with grpc.insecure_channel(scheduler) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
-        status = stub.GetSchedulerStatus(scheduler_pb2.GetSchedulerStatusRequest(), timeout=10)
+        status = stub.GetSchedulerStatus(scheduler_status_pb2.GetSchedulerStatusRequest(), timeout=10)
     return sum(executor.connected for executor in status.executors)
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from quire.v1 import scheduler_pb2
+from quire.v1 import scheduler_status_pb2
 from services.common.speculation import AUTO, OFF
 from services.scheduler.state import Executor, State
 
 
-def describe_drafts(state: State, executor: Executor) -> scheduler_pb2.SpeculationStatus | None:
+def describe_drafts(state: State, executor: Executor) -> scheduler_status_pb2.SpeculationStatus | None:
     """What drafts gave there; None where none are proposed."""
     if executor.description is None or not executor.description.HasField("speculation"):
         return None
     fixed, tally = state.limits.speculation, executor.counters.drafts
-    return scheduler_pb2.SpeculationStatus(
+    return scheduler_status_pb2.SpeculationStatus(
         mode=AUTO if fixed is None else str(fixed) if fixed else OFF,
         step_count=tally.steps,
         proposed_count=sum(tally.proposed_by_position),

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from quire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
+from quire.v1 import scheduler_pb2, scheduler_pb2_grpc, scheduler_status_pb2, types_pb2
 from services.common.errors import ErrorInterceptor, QuireError, Reason
 from services.common.rpc import OPTIONS
 from tests.fixtures.vocabularies import BOS, BOS_ID, CHAT_TEMPLATE, EOS, Vocabulary, byte_level
@@ -94,9 +94,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             yield scheduler_pb2.GetTokenizerResponse(data=self.bundle[at : at + 4096])
 
     async def GetSchedulerStatus(  # type: ignore[override]
-        self, request: scheduler_pb2.GetSchedulerStatusRequest, context: Any
-    ) -> scheduler_pb2.GetSchedulerStatusResponse:
-        return scheduler_pb2.GetSchedulerStatusResponse(running_count=3)
+        self, request: scheduler_status_pb2.GetSchedulerStatusRequest, context: Any
+    ) -> scheduler_status_pb2.GetSchedulerStatusResponse:
+        return scheduler_status_pb2.GetSchedulerStatusResponse(running_count=3)
 
     async def ManageModel(  # type: ignore[override]
         self, request: scheduler_pb2.ManageModelRequest, context: Any
@@ -111,7 +111,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.executor_changes.append(request)
         if request.target.startswith("nowhere"):
             raise QuireError(Reason.NOT_FOUND, "no such executor")
-        return scheduler_pb2.ManageExecutorResponse(executors=[scheduler_pb2.ExecutorStatus(target=request.target)])
+        return scheduler_pb2.ManageExecutorResponse(
+            executors=[scheduler_status_pb2.ExecutorStatus(target=request.target)]
+        )
 
     # What a test says and waits for.
 

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from quire.v1 import scheduler_pb2, types_pb2
+from quire.v1 import scheduler_pb2, scheduler_status_pb2, types_pb2
 from services.common.errors import Reason, from_rpc_error
 from tests.contract.scheduler.peers import World, until
 from tests.unit.scheduler.sim import submit
@@ -79,7 +79,7 @@ async def test_sequences_leave_an_executor_that_is_about_to_end(world: World) ->
     assert sequences(world, 0)
     world.executors[0].drain(30.0)
     await until(lambda: sequences(world, 0) == 0)
-    status = await world.stub.GetSchedulerStatus(scheduler_pb2.GetSchedulerStatusRequest())
+    status = await world.stub.GetSchedulerStatus(scheduler_status_pb2.GetSchedulerStatusRequest())
     assert [e.draining for e in status.executors] == [True, False]
     await world.executors[0].stop()
     await world.executors[0].start()  # another process at the same address: nobody remembers that it drained

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from quire.v1 import scheduler_pb2, types_pb2
+from quire.v1 import scheduler_pb2, scheduler_status_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from tests.contract.scheduler.peers import BUNDLE, World, until
 from tests.unit.scheduler.sim import submit
@@ -134,7 +134,7 @@ async def test_preemption_over_the_wire(world: World) -> None:
     await gateway.submit(*(submit(h, [h] * 10, 30, ignore_eos=True) for h in handles))
     await gateway.done(*handles)
     assert_correct(gateway, *handles)
-    status = await world.stub.GetSchedulerStatus(scheduler_pb2.GetSchedulerStatusRequest())
+    status = await world.stub.GetSchedulerStatus(scheduler_status_pb2.GetSchedulerStatusRequest())
     assert status.preemption_count > 0
     await world.assert_no_blocks_held()
 
@@ -337,7 +337,7 @@ async def test_tokenizer_status_and_health(world: World) -> None:
     gateway = await world.gateway()
     await gateway.submit(submit(1, [1] * 9, 4))
     await gateway.done(1)
-    status = await world.stub.GetSchedulerStatus(scheduler_pb2.GetSchedulerStatusRequest())
+    status = await world.stub.GetSchedulerStatus(scheduler_status_pb2.GetSchedulerStatusRequest())
     assert status.executors[0].connected
     assert status.executors[0].description.model.name == "m"
     assert status.executors[0].output_tokens_per_second > 0

@@ -9,14 +9,14 @@ import pytest
 
 from quire import cli
 from quire.cli.executors import unserved
-from quire.v1 import gateway_pb2, scheduler_pb2, types_pb2
+from quire.v1 import gateway_pb2, scheduler_status_pb2, types_pb2
 from tests.unit.cli.conftest import Gateway
 
 SAID = "quire executors: no executor takes requests for m: they wait until one does (`quire executors add HOST:PORT`)\n"
 
 
-def executor(model: str, *, connected: bool = True, draining: bool = False) -> scheduler_pb2.ExecutorStatus:
-    status = scheduler_pb2.ExecutorStatus(target="here:1", connected=connected, draining=draining)
+def executor(model: str, *, connected: bool = True, draining: bool = False) -> scheduler_status_pb2.ExecutorStatus:
+    status = scheduler_status_pb2.ExecutorStatus(target="here:1", connected=connected, draining=draining)
     status.description.model.name = model
     return status
 

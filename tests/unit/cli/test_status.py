@@ -11,7 +11,7 @@ import pytest
 from quire import cli
 from quire.cli.common import in_words
 from quire.cli.status import _text
-from quire.v1 import kvmanager_pb2, scheduler_pb2, types_pb2
+from quire.v1 import kvmanager_pb2, scheduler_status_pb2, types_pb2
 from tests.unit.cli.conftest import Gateway
 
 BF16_ON_DEVICE = types_pb2.BlockPool(tier=types_pb2.TIER_DEVICE, format=types_pb2.KV_FORMAT_BF16)
@@ -30,7 +30,7 @@ def test_an_absent_service_is_named(gateway: tuple[Gateway, str], capsys: pytest
     status, report = said()
     assert (status, report["error"], report["running"]) == (1, "the kvmanager does not answer", True)
     pool = kvmanager_pb2.PoolStatus(free_count=7, pool=BF16_ON_DEVICE)
-    made.status.scheduler.CopyFrom(scheduler_pb2.GetSchedulerStatusResponse(waiting_count=3))
+    made.status.scheduler.CopyFrom(scheduler_status_pb2.GetSchedulerStatusResponse(waiting_count=3))
     made.status.scheduler.kv.pools.append(pool)
     status, report = said()
     assert (status, report["error"], report["healthy"]) == (0, None, True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.v1 import scheduler_pb2
+from quire.v1 import scheduler_status_pb2
 from services.scheduler.aliases import parse_alias
 from services.scheduler.decisions import KEPT
 from services.scheduler.policy import static_batches
@@ -15,7 +15,7 @@ from tests.unit.scheduler.test_batcher import place
 from tests.unit.scheduler.test_preempt import computed, prompts
 
 
-def status(harness: Harness) -> scheduler_pb2.QueueStatus:
+def status(harness: Harness) -> scheduler_status_pb2.QueueStatus:
     (queue,) = describe_queues(harness.state, harness.now)
     return queue
 
