@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "services/executor/native/refuse.h"
+
 namespace quire {
 namespace {
-
-[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
 int most_ordered_columns(const Program& program) {
   int most = 0;

@@ -1,17 +1,11 @@
 // The blocks of keys and values that a model owns: where they are, and how they are copied and narrowed.
 #include <cstring>
-#include <stdexcept>
 #include <string>
 
 #include "services/executor/native/model.h"
+#include "services/executor/native/refuse.h"
 
 namespace quire {
-namespace {
-
-[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
-
-}  // namespace
-
 size_t Model::layer_bytes(int format) const {
   return head_bytes(format, program_.shape.half) * size_t(program_.shape.kv_heads);
 }

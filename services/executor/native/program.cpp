@@ -1,12 +1,11 @@
 #include "services/executor/native/program.h"
 
-#include <stdexcept>
 #include <string>
+
+#include "services/executor/native/refuse.h"
 
 namespace quire {
 namespace {
-
-[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
 void check_matrix(const Matrix& matrix, int rows, int k, const std::string& name) {
   if (matrix.format < 0 || matrix.format >= kFormatCount) refuse(name + ": unknown format");

@@ -1,9 +1,9 @@
 #include "services/executor/native/step.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <string>
 
+#include "services/executor/native/refuse.h"
 #include "services/executor/native/workspace.h"
 
 namespace quire {
@@ -11,8 +11,6 @@ namespace {
 
 // 64 MiB. Beyond that, pieces of work stay whole: the bits are the same.
 constexpr size_t kStateFloatsAtMost = size_t(16) << 20;
-
-[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
 }  // namespace
 
