@@ -12,7 +12,7 @@ from services.common import log as logs
 from services.common.errors import invalid
 from services.executor.eval.compute import score_text
 from services.executor.eval.drawn import DRAWN_TOKENS, MOST_SEQUENCES
-from services.executor.eval.measures import Agreement, Distance, distance, summarize_agreement
+from services.executor.eval.measures import Agreement, Distance, compare, summarize_agreement
 from services.executor.eval.options import (
     Choice,
     add_text_flags,
@@ -92,7 +92,7 @@ def measure(
     """Compares both on all scored tokens; `compared` hears of tokens as they are done. Raises NOT_FINITE."""
     parts: list[Distance] = []
     for part in score_text([reference, candidate], passages, frame):
-        parts.append(distance(*part.logits))
+        parts += compare(part.logits, part.targets)[1]
         compared(len(part.targets))
     return summarize_agreement(parts)
 

@@ -49,16 +49,30 @@ class Agreement:
     logit_error_max: float
 
 
-def log_likelihoods(logits: Float32, targets: Int32) -> Float64:
-    """Log probabilities [R] of one target per row."""
-    return np.array([_logprobs(row)[target] for row, target in zip(logits, targets, strict=True)])
+def compare(logits: Sequence[Float32], targets: Int32) -> tuple[Float64, list[Distance]]:
+    """Several models on the same rows, the reference first.
 
-
-def distance(reference: Float32, candidate: Float32) -> Distance:
-    """How far the candidate's logits are from the reference's, row by row."""
-    rows = [_row_distance(*pair) for pair in zip(reference, candidate, strict=True)]
-    kl, error = np.array(rows).reshape(-1, 2).T
-    return Distance(reference.argmax(1) == candidate.argmax(1), kl, error)
+    The log probabilities [M, R] of one target per row, and how far all but the first are from that. Row by row, so that
+    what is in work stays in the caches.
+    """
+    reference, *others = logits
+    likelihoods = np.empty((len(logits), len(reference)))
+    kl, error = np.empty((2, len(others), len(reference)))
+    for row, target in enumerate(targets.tolist()):
+        wanted = reference[row].astype(np.float64)
+        log_wanted = _logprobs(wanted)
+        likelihoods[0, row] = log_wanted[target]
+        if not others:
+            continue
+        probabilities, norm = np.exp(log_wanted), max(float(np.linalg.norm(wanted)), _LEAST_NORM)
+        for i, own in enumerate(others):
+            found = own[row].astype(np.float64)
+            log_found = _logprobs(found)
+            likelihoods[1 + i, row] = log_found[target]
+            error[i, row] = np.linalg.norm(found - wanted) / norm
+            kl[i, row] = max(float(probabilities @ (log_wanted - log_found)), 0.0)  # of equals, rounding may leave less
+    top = reference.argmax(1)
+    return likelihoods, [Distance(top == own.argmax(1), kl[i], error[i]) for i, own in enumerate(others)]
 
 
 def summarize_fit(log_likelihoods: Float64, byte_count: int) -> Fit:
@@ -89,18 +103,8 @@ def summarize_agreement(parts: Sequence[Distance]) -> Agreement:
     )
 
 
-def _row_distance(reference: Float32, candidate: Float32) -> tuple[float, float]:
-    """KL and relative error of one row [V]; row by row, so that what is in work stays in the caches."""
-    wanted, found = reference.astype(np.float64), candidate.astype(np.float64)
-    error = np.linalg.norm(found - wanted) / max(float(np.linalg.norm(wanted)), _LEAST_NORM)
-    wanted, found = _logprobs(wanted), _logprobs(found)
-    kl = float(np.exp(wanted) @ (wanted - found))
-    return max(kl, 0.0), float(error)  # rounding may leave a KL of equals just below 0
-
-
-def _logprobs(logits: Float32 | Float64) -> Float64:
+def _logprobs(logits: Float64) -> Float64:
     """Of one row [V]."""
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max()
+    shifted: Float64 = logits - logits.max()
     shifted -= np.log(np.exp(shifted).sum())
     return shifted

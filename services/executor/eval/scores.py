@@ -16,8 +16,7 @@ from services.executor.eval.measures import (
     Distance,
     Fit,
     Float64,
-    distance,
-    log_likelihoods,
+    compare,
     summarize_agreement,
     summarize_fit,
 )
@@ -62,10 +61,11 @@ def score(
     for part in score_text(models, passages, frame):
         numbers.append(np.full(len(part.targets), part.window))
         byte_count += part.byte_count
-        for i, logits in enumerate(part.logits):
-            found[i].append(log_likelihoods(logits, part.targets))
-            if i:
-                distances[i].append(distance(part.logits[0], logits))
+        likelihoods, apart = compare(part.logits, part.targets)
+        for own, more in zip(found, likelihoods, strict=True):
+            own.append(more)
+        for far, one in zip(distances[1:], apart, strict=True):
+            far.append(one)
         scored(len(part.targets))
     windows = np.concatenate(numbers)
     token_counts = np.bincount(windows)

@@ -8,8 +8,7 @@ import torch
 
 from services.executor.eval.measures import (
     Distance,
-    distance,
-    log_likelihoods,
+    compare,
     summarize_agreement,
     summarize_fit,
 )
@@ -23,7 +22,7 @@ def test_log_likelihoods_are_those_of_float64() -> None:
     logits = draw_logits(0) + np.array([[0], [1e4], [-1e4], [80], [3]], np.float32)
     targets = np.array([0, 300, 7, 7, 12], np.int32)
     expected = torch.from_numpy(logits).double().log_softmax(-1)[range(5), targets.tolist()]
-    np.testing.assert_allclose(log_likelihoods(logits, targets), expected, rtol=1e-12)
+    np.testing.assert_allclose(compare([logits], targets)[0][0], expected, rtol=1e-12)
 
 
 def test_fit() -> None:
@@ -44,7 +43,7 @@ def test_distance_of_each_row() -> None:
     reference, candidate = draw_logits(1), draw_logits(1) + draw_logits(2) * np.float32(0.3)
     candidate[2] = reference[2]
     candidate[3, reference[3].argmax()] -= 50
-    found = distance(reference, candidate)
+    (found,) = compare([reference, candidate], np.zeros(5, np.int32))[1]
     p, q = (torch.from_numpy(logits).double() for logits in (reference, candidate))
     kl = (p.softmax(-1) * (p.log_softmax(-1) - q.log_softmax(-1))).sum(-1)
     np.testing.assert_allclose(found.kl, kl, rtol=1e-9, atol=1e-14)
@@ -57,8 +56,9 @@ def test_distance_of_each_row() -> None:
 
 def test_kl_is_that_of_the_candidate_from_the_reference() -> None:
     sure, even = np.array([[20.0, 0.0]], np.float32), np.zeros((1, 2), np.float32)
-    assert distance(sure, even).kl[0] == pytest.approx(math.log(2), abs=1e-6)
-    assert distance(even, sure).kl[0] == pytest.approx(10 - math.log(2), abs=1e-6)
+    first = np.zeros(1, np.int32)
+    assert compare([sure, even], first)[1][0].kl[0] == pytest.approx(math.log(2), abs=1e-6)
+    assert compare([even, sure], first)[1][0].kl[0] == pytest.approx(10 - math.log(2), abs=1e-6)
 
 
 def test_agreement_of_several_pieces() -> None:
