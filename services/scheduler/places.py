@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections import Counter
 
 from services.scheduler.fairness import Account
+from services.scheduler.room import asked_sequences
 from services.scheduler.sequence import Sequence
 from services.scheduler.state import Executor, Model, State
 
+BELOW_SHARE = "what is left is not for the tenant that is next; this one holds fewer places than its share"
 KEPT_PART = 8
 """One of so many places of an executor is kept; where it has fewer, none."""
 
 
 def asked_places(state: State, model: Model) -> Counter[Account]:
     """Places that the kvmanager was asked for and has not given yet, by tenant."""
-    sequences = (asked.sequence for asked in state.asked.values() if asked.model is model)
-    return Counter(sequence.request.account for sequence in sequences if sequence is not None)
+    return Counter(sequence.request.account for sequence in asked_sequences(state, model))
 
 
 def takes_place(

@@ -15,7 +15,7 @@ from services.scheduler.decisions import Admission
 from services.scheduler.expected import expect
 from services.scheduler.lifecycle import count_slots, fail_request, finish, place, wait_again
 from services.scheduler.loads import state_loads
-from services.scheduler.places import asked_places, takes_place
+from services.scheduler.places import BELOW_SHARE, asked_places, takes_place
 from services.scheduler.queue import order
 from services.scheduler.restate import lose
 from services.scheduler.room import asked_tokens, queue_room
@@ -118,21 +118,21 @@ def _admissions(state: State, now: float) -> list[Ask]:
         asked = asked_places(state, model)
         while len(model.queue) and model.asked_count < model.window and room > 0:
             open_ones = [e for e in open_ones if e.free_sequences > 0]
-            sequence = model.queue.peek(now, speed) if open_ones else None
-            if sequence is None:
+            head = model.queue.peek(now, speed) if open_ones else None
+            if head is None:
                 break
-            allowed = open_ones
+            sequence, allowed = head, open_ones
             if sequence.preempted:
                 allowed = [e for e in open_ones if _fits(state, sequence, e)]
             elif state.limits.policy.keeps_places:
-                found = takes_place(model, sequence, open_ones, asked, now, speed)
+                found = takes_place(model, head, open_ones, asked, now, speed)
                 if found is None:
                     break
                 sequence, allowed = found
             if not allowed:
                 break
             asked[sequence.request.account] += 1
-            why = model.queue.reason(sequence, now)
+            why = model.queue.reason(sequence, now) if sequence is head else BELOW_SHARE
             model.queue.pop(sequence)
             room -= len(sequence.token_ids)
             reservations.append(_ask(state, model, sequence, allowed, why))

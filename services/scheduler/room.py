@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
+from services.scheduler.sequence import Sequence
 from services.scheduler.state import Executor, Model, State
 
 CHUNKS_IN_FLIGHT = 2
@@ -39,10 +41,15 @@ def queued_tokens(executor: Executor) -> int:
     return sum(len(sequence.token_ids) - sequence.projected_length for sequence in executor.prefilling.values())
 
 
+def asked_sequences(state: State, model: Model) -> Iterator[Sequence]:
+    """A model's sequences that the kvmanager was asked to place and has not answered."""
+    sequences = (asked.sequence for asked in state.asked.values() if asked.model is model)
+    return (sequence for sequence in sequences if sequence is not None)
+
+
 def asked_tokens(state: State, model: Model) -> int:
-    """Tokens of a model's sequences that the kvmanager was asked to place."""
-    asked = (asked.sequence for asked in state.asked.values() if asked.model is model)
-    return sum(len(sequence.token_ids) for sequence in asked if sequence is not None)
+    """Tokens of those sequences."""
+    return sum(len(sequence.token_ids) for sequence in asked_sequences(state, model))
 
 
 def queue_room(state: State, executor: Executor) -> int:

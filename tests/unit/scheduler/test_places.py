@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from services.scheduler.fairness import IDLE_ACCOUNTS, PRESENT_SECONDS, Ledger
+from services.scheduler.places import BELOW_SHARE
 from services.scheduler.policy import first_come
 from tests.unit.scheduler.sim import Harness, assert_correct, submit
 from tests.unit.scheduler.test_batcher import place
@@ -112,6 +113,7 @@ def test_who_may_take_a_place_does_not_wait_behind_who_may_not() -> None:
         assert harness.step()
     assert head is not None
     assert head.request.tenant == "flood"
+    assert model_of(harness).admissions[-1].why == BELOW_SHARE
     assert running(harness, "flood") == PLACES - KEPT
     assert not any(client.ends for handle, client in harness.clients.items() if handle > 1), "nobody had to end"
     harness.settle()
