@@ -4,7 +4,7 @@
 
 A checkpoint of 1B shape with random numbers is made in --work, unless it is there. Then its files are read, and its
 weights packed as an executor's first start does, in turn; the system's file cache is emptied of them before each.
-Also says how much memory of its own the process took at most. Nothing else should run meanwhile.
+Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import sys
 import tempfile
@@ -130,14 +129,12 @@ def main() -> int:
     folder: Path = options.work / options.format
     if not folder.exists():
         make_checkpoint(folder, options.format)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found: list[dict[str, Any]] = []
     for one in rounds(folder, options.rounds, options.threads):
         found.append(one)
         print({key: round(value, 3) for key, value in one.items()}, file=sys.stderr)
     beyond = statistics.median(one["beyond_s_per_gb"] for one in found)
     print(json.dumps({"format": options.format, "bar": BAR, "beyond_s_per_gb": round(beyond, 3), "rounds": found}))
-    print(f"{before >> 10} MiB before", file=sys.stderr)
     return 0 if beyond <= BAR else 1
 
 

@@ -25,9 +25,9 @@ from services.executor.speculation.draft_model import DraftModel, LoadedDraft, l
 from services.executor.speculation.early_exit import EarlyExitProposer
 from services.executor.speculation.ngram import NgramProposer
 from services.executor.speculation.proposer import Proposer
-from services.executor.speculation.setting import parse_draft
+from services.executor.speculation.setting import DraftSetting, parse_draft
 from services.executor.tiers.lower_tiers import LowerTiers, open_tiers
-from services.executor.tiers.pools import PoolMap, device_pools
+from services.executor.tiers.pools import NO_POOLS, PoolMap, device_pools
 
 log = logging.getLogger("quire.executor")
 
@@ -77,7 +77,7 @@ class LoadedModel:
     @property
     def draft_pools(self) -> PoolMap:
         """Of the draft model's cache group; empty without one."""
-        return self.draft.pools(len(self.pools.pools)) if self.draft is not None else PoolMap()
+        return self.draft.pools(len(self.pools.pools)) if self.draft is not None else NO_POOLS
 
     def describe(self) -> dict[str, str]:
         """What computes and in which formats, for reports."""
@@ -121,8 +121,8 @@ def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
     path: Path = resolve(source, None)
     bundle = load_bundle(path)
     loaded = load_backend(path, settings)
-    asked_for = parse_draft(settings.draft).model
-    drafting = load_draft(asked_for, settings, loaded.backend, bundle) if asked_for is not None else None
+    setting = parse_draft(settings.draft)
+    drafting = load_draft(setting.model, settings, loaded.backend, bundle) if setting.model is not None else None
     shape = allocate(loaded.backend, settings, loaded.mapped_bytes, drafting)
     draft = drafting.allocate(shape.block_size, shape.block_count) if drafting is not None else None
     log.info("model loaded", extra={"source": source, "seconds": round(time.monotonic() - started, 2)})
@@ -133,7 +133,7 @@ def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
         shape=shape,
         policy=settings.kv_policy,
         tiers=open_tiers(settings, loaded.backend, shape, loaded.fingerprint),
-        proposer=_proposer(settings, loaded.backend, draft),
+        proposer=_proposer(setting, loaded.backend, draft),
         draft=draft,
         fingerprint=loaded.fingerprint,
         tokenizer_bundle=bundle,
@@ -144,10 +144,9 @@ def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
     )
 
 
-def _proposer(settings: ExecutorSettings, backend: Backend, draft: DraftModel | None) -> Proposer | None:
+def _proposer(setting: DraftSetting, backend: Backend, draft: DraftModel | None) -> Proposer | None:
     if draft is not None:
         return DraftProposer(draft.backend, draft.cache, draft.source)
-    setting = parse_draft(settings.draft)
     if setting.early_exit:
         try:
             return EarlyExitProposer(backend, setting.layers)

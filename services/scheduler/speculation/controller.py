@@ -55,9 +55,7 @@ class Controller:
         self._proposing = [[1.0] * MAX_DRAFT_TOKENS] * KINDS  # how likely drafts are proposed, by position
         self._counts, self._rows = [0] * KINDS, 0  # of the batch that was chosen for
         self._revised_at = self._batch_probe_at = float("-inf")
-        self._others: list[
-            tuple[list[int], float]
-        ] = []  # other limits to probe, and what part of the tokens that costs
+        self._others: list[tuple[list[int], float]] = []  # limits to probe, and what part of the tokens that costs
         self._budget = 0.0  # seconds that probes may cost
         self._turn = 0  # of those that wait to be probed
 
