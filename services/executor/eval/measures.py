@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Float32 = NDArray[np.float32]
@@ -17,6 +18,7 @@ Float64 = NDArray[np.float64]
 Int32 = NDArray[np.int32]
 
 _LEAST_NORM = 1e-30  # divides where a reference's logits are all zero
+_ROWS = 2  # at once, so that what is in work stays in the caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +54,30 @@ class Agreement:
 def compare(logits: Sequence[Float32], targets: Int32) -> tuple[Float64, list[Distance]]:
     """Several models on the same rows, the reference first.
 
-    The log probabilities [M, R] of one target per row, and how far all but the first are from that. Row by row, so that
-    what is in work stays in the caches.
+    The log probabilities [M, R] of one target per row, and how far all but the first are from that.
     """
     reference, *others = logits
-    likelihoods = np.empty((len(logits), len(reference)))
-    kl, error = np.empty((2, len(others), len(reference)))
-    for row, target in enumerate(targets.tolist()):
-        wanted = reference[row].astype(np.float64)
-        log_wanted = _logprobs(wanted)
-        likelihoods[0, row] = log_wanted[target]
+    rows = len(reference)
+    likelihoods = np.empty((len(logits), rows))
+    kl, error = np.empty((2, len(others), rows))
+    for first in range(0, rows, _ROWS):
+        piece = slice(first, first + _ROWS)
+        ids = torch.from_numpy(targets[piece].astype(np.int64))[:, None]
+        wanted = torch.from_numpy(reference[piece]).double()
+        total = wanted.logsumexp(1)
+        likelihoods[0, piece] = (wanted.gather(1, ids)[:, 0] - total).numpy()
         if not others:
             continue
-        probabilities, norm = np.exp(log_wanted), max(float(np.linalg.norm(wanted)), _LEAST_NORM)
+        probabilities = (wanted - total[:, None]).exp_()
+        norm = wanted.norm(dim=1).clamp_(min=_LEAST_NORM)
         for i, own in enumerate(others):
-            found = own[row].astype(np.float64)
-            log_found = _logprobs(found)
-            likelihoods[1 + i, row] = log_found[target]
-            error[i, row] = np.linalg.norm(found - wanted) / norm
-            kl[i, row] = max(float(probabilities @ (log_wanted - log_found)), 0.0)  # of equals, rounding may leave less
+            found = torch.from_numpy(own[piece]).double()
+            own_total = found.logsumexp(1)
+            likelihoods[1 + i, piece] = (found.gather(1, ids)[:, 0] - own_total).numpy()
+            apart = found.sub_(wanted)
+            error[i, piece] = (apart.norm(dim=1) / norm).numpy()
+            divergence = own_total - total - torch.linalg.vecdot(probabilities, apart)
+            kl[i, piece] = divergence.clamp_(min=0).numpy()  # of equals, rounding may leave less
     top = reference.argmax(1)
     return likelihoods, [Distance(top == own.argmax(1), kl[i], error[i]) for i, own in enumerate(others)]
 
@@ -101,10 +108,3 @@ def summarize_agreement(parts: Sequence[Distance]) -> Agreement:
         logit_error_median=float(np.median(error)),
         logit_error_max=float(error.max()),
     )
-
-
-def _logprobs(logits: Float64) -> Float64:
-    """Of one row [V]."""
-    shifted: Float64 = logits - logits.max()
-    shifted -= np.log(np.exp(shifted).sum())
-    return shifted
