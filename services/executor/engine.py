@@ -16,7 +16,7 @@ from services.common.errors import QuireError, Reason
 from services.executor.batch import StepLimits
 from services.executor.core import StepCore
 from services.executor.description import describe_empty, describe_loaded
-from services.executor.kv_link import KvLink, Registration
+from services.executor.kv_link import KvLink
 from services.executor.loader import LoadedModel, Loader
 from services.executor.metrics import ExecutorMetrics
 from services.executor.numa_binding import kv_place
@@ -68,7 +68,7 @@ class Engine:
 
     def start(self) -> None:
         self.worker.start()
-        self._link.start(self._registration, self._registered)
+        self._link.start(self)
 
     async def stop(self) -> None:
         """Ends the stream, the link and, after its present step, the thread; lets go of the model."""
@@ -226,15 +226,24 @@ class Engine:
         if session is not None and session.epoch == event.epoch:
             session.outgoing.put_nowait(event)
 
-    async def _registration(self) -> Registration:
-        # A kvmanager that has restarted knows of no operation: what it takes for free must not be written any more.
+    # What its link asks for.
+
+    async def registration(self) -> types_pb2.ExecutorDescription:
+        """What it is, while no block is moved.
+
+        A kvmanager that has restarted knows of no operation: what it takes for free must not be written any more.
+        """
         await self.worker.call(lambda steps: steps.core.operations.hold())
         while not await self.worker.call(lambda steps: steps.core.operations.idle):  # noqa: ASYNC110 - rare and short
             await asyncio.sleep(IDLE_POLL_SECONDS)
-        inventory = await self.worker.call(lambda steps: steps.core.sealed_blocks())
-        return Registration(self._description, inventory)
+        return self._description
 
-    def _registered(self, response: kvmanager_pb2.ReportResponse) -> None:
+    async def inventory(self) -> list[executor_pb2.SealedBlock]:
+        """Which blocks hold what content now."""
+        return await self.worker.call(lambda steps: steps.core.sealed_blocks())
+
+    def registered(self, response: kvmanager_pb2.ReportResponse) -> None:
+        """Blocks may be moved again: what this kvmanager asks for."""
         first_id = response.first_operation_id
         self.worker.tell(lambda steps: steps.core.operations.resume(first_id))
 

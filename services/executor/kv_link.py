@@ -1,4 +1,4 @@
-"""Keeps the kvmanager informed: registration with inventory, epochs, operations done, last step.
+"""Keeps the kvmanager informed: registration, inventory when it asks, epochs, operations done, last step.
 
 One Report stream, opened again with growing pauses when it breaks. Between messages it sleeps.
 """
@@ -9,9 +9,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import NamedTuple, Protocol
 
 import grpc
 
@@ -27,12 +26,20 @@ MOST_KEPT = 4096
 """Closed epochs and ended operations that a new registration repeats."""
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """What the kvmanager must know of an executor before anything else."""
+class Reporter(Protocol):
+    """An executor, as far as the kvmanager must know of it."""
 
-    description: types_pb2.ExecutorDescription
-    inventory: list[executor_pb2.SealedBlock]
+    async def registration(self) -> types_pb2.ExecutorDescription:
+        """What it is, once no block is written but by steps: a kvmanager that has restarted knows of no move."""
+        ...
+
+    def registered(self, response: kvmanager_pb2.ReportResponse) -> None:
+        """The answer to a registration: blocks may be moved again."""
+        ...
+
+    async def inventory(self) -> list[executor_pb2.SealedBlock]:
+        """Which blocks hold what content now."""
+        ...
 
 
 class EndedOperation(NamedTuple):
@@ -47,13 +54,13 @@ class KvLink:
 
     def __init__(self, connect: Callable[[], grpc.aio.Channel] | None) -> None:
         self._connect = connect
-        self._register: Callable[[], Awaitable[Registration]] | None = None
-        self._registered: Callable[[kvmanager_pb2.ReportResponse], None] = lambda response: None
+        self._reporter: Reporter | None = None
         self._task: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         self._soon = asyncio.Event()  # news that should not wait for the period
         self._unregistered = True
         self._unanswered = False  # a registration was sent
+        self._asked = 0  # the number of the inventory that is wanted; 0 for none
         self._stream = 0  # counts them
         self._epoch = 0
         self._last_step = 0
@@ -62,13 +69,8 @@ class KvLink:
         self._ended_operations: deque[EndedOperation] = deque(maxlen=MOST_KEPT)
         self._unsent_operations: list[EndedOperation] = []
 
-    def start(
-        self,
-        register: Callable[[], Awaitable[Registration]],
-        registered: Callable[[kvmanager_pb2.ReportResponse], None],
-    ) -> None:
-        """`registered` hears of the answer to each registration."""
-        self._register, self._registered = register, registered
+    def start(self, reporter: Reporter) -> None:
+        self._reporter = reporter
         if self._connect is not None:
             self._task = asyncio.create_task(self._keep_open(self._connect))
 
@@ -116,13 +118,11 @@ class KvLink:
         async with connect() as channel:
             stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)
             while True:
-                self._unregistered = True
+                self._unregistered, self._asked = True, 0
                 self._stream += 1
                 try:
                     async for response in stub.Report(self._requests(self._stream)):
-                        if self._unanswered:
-                            self._unanswered = False
-                            self._registered(response)
+                        self._answered(response)
                         if failures >= patience:
                             log.info("reporting to the kvmanager again")
                         failures, patience = 0, 1
@@ -132,6 +132,14 @@ class KvLink:
                     if failures == patience:  # named once
                         log.warning("the kvmanager is out of reach", extra={"why": error.details()})
                 await backoff.pause()
+
+    def _answered(self, response: kvmanager_pb2.ReportResponse) -> None:
+        if self._unanswered and self._reporter is not None:
+            self._unanswered = False
+            self._reporter.registered(response)
+        if response.ask:
+            self._asked = response.ask
+            self._wake_now()
 
     async def _requests(self, stream: int) -> AsyncIterator[kvmanager_pb2.ReportRequest]:
         """gRPC still asks a stream that broke for its next message: the news are the present stream's alone."""
@@ -147,13 +155,14 @@ class KvLink:
         request = kvmanager_pb2.ReportRequest()
         closed, self._unsent_closed = self._unsent_closed, []
         ended, self._unsent_operations = self._unsent_operations, []
-        if self._unregistered and self._register is not None:
+        if self._unregistered and self._reporter is not None:
             self._unregistered = False
-            registration = await self._register()
+            request.description.CopyFrom(await self._reporter.registration())
             self._unanswered = True
-            request.description.CopyFrom(registration.description)
-            request.inventory.extend(registration.inventory)
             closed, ended = list(self._closed), list(self._ended_operations)
+        elif self._asked and self._reporter is not None:
+            request.answers, self._asked = self._asked, 0
+            request.inventory.extend(await self._reporter.inventory())
         request.closed_epochs.extend(closed)
         request.epoch, request.last_step = self._epoch, self._last_step
         request.done_operation_ids.extend(operation.operation_id for operation in ended)

@@ -102,6 +102,9 @@ class Executor:
         self.epoch = epoch  # the newest one heard of
         self.closed_through = -1  # nothing runs any more in this epoch and older ones
         self.connected = True
+        self.asked = 0  # the number of the inventory that is awaited; 0 for none
+        self.inherits = False  # has content from before this process knew of it
+        self._stated = False  # an inventory ever was
         self.holdings: set[Holding] = set()
         self.moves = Moves(self.pools, DEVICE, operation_ids, remote)
         self.scheduler: Session | None = None  # whose plans it takes
@@ -118,7 +121,7 @@ class Executor:
 
     def takes(self, key_space: KeySpace, epoch: int) -> bool:
         """Whether sequences of that epoch may be placed here. A scheduler may know a newer epoch before we do."""
-        return self.connected and self.runs(key_space, epoch)
+        return self.connected and not self.asked and self.runs(key_space, epoch)
 
     def runs(self, key_space: KeySpace, epoch: int) -> bool:
         """Whether sequences of that epoch may be here, as far as we know."""
@@ -137,18 +140,25 @@ class Executor:
         """Whether a new registration is the same process with the same blocks; its epochs never go back."""
         return spec == self.spec and epoch >= self.epoch
 
-    def restore(self, inventory: Iterable[InventoryBlock]) -> int:
-        """Takes over the content of a newly registered executor. Returns how many entries were unusable."""
-        content, refused = self._by_pool(inventory)
-        for pool, blocks in zip(self.pools, content, strict=True):
-            pool.restore(blocks)
-        return refused
+    def ask(self, number: int) -> None:
+        """What its blocks hold is to be stated. Until then sequences that are here go on, and none is placed here."""
+        self.asked = number
+        for pool in self.pools:
+            pool.watch()
 
-    def confirm(self, inventory: Iterable[InventoryBlock]) -> int:
-        """Keeps only the content that a returning executor confirms. Returns how many entries were unusable."""
+    def settle(self, inventory: Iterable[InventoryBlock]) -> int:
+        """Takes over stated content the first time, and later keeps only what is confirmed.
+
+        Returns how many entries were unusable.
+        """
         content, refused = self._by_pool(inventory)
         for pool, blocks in zip(self.pools, content, strict=True):
-            pool.keep_only(blocks)
+            if self._stated:
+                pool.keep_only(blocks)
+            else:
+                pool.restore(blocks)
+        self.inherits |= not self._stated and any(content)
+        self._stated, self.asked = True, 0
         return refused
 
     def _by_pool(self, inventory: Iterable[InventoryBlock]) -> tuple[Sequence[Mapping[int, bytes]], int]:

@@ -54,6 +54,8 @@ class KvManager:
         self.waiting = WaitingRoom()
         self._restated: list[Rebuilt] = []
         self._operation_ids = itertools.count(first_operation_id)
+        self._asks = itertools.count(1)
+        self._known_schedulers: set[str] = set()
         self.prefix_query_tokens = 0
         self.prefix_hit_tokens = 0
         self.outcomes: Counter[Outcome] = Counter()
@@ -79,23 +81,34 @@ class KvManager:
     # Executors
 
     def register(self, spec: ExecutorSpec, inventory: Iterable[InventoryBlock], epoch: int) -> tuple[Executor, int]:
-        """An executor connects. A returning process keeps its sequences, and the content that it confirms.
+        """An executor connects, with the inventory of this very moment. See `enter` and `settle`."""
+        executor = self.enter(spec, epoch)
+        return executor, self.settle(executor, inventory)
 
-        Anything else begins anew from the inventory. Also returns how many inventory entries were unusable.
-        """
+    def enter(self, spec: ExecutorSpec, epoch: int) -> Executor:
+        """An executor connects, and is asked for its inventory. A returning process keeps its sequences."""
         known = self.executors.get(spec.executor_id)
         if known is None or not known.continues(spec, epoch):
-            return self.replace(spec, inventory, epoch)
+            return self.replace(spec, epoch)
         known.connected = True
-        refused = known.confirm(inventory)
+        known.ask(next(self._asks))
         known.epoch = epoch
         self._close(known, max(known.closed_through, epoch - 1))
-        return known, refused
+        return known
 
-    def replace(self, spec: ExecutorSpec, inventory: Iterable[InventoryBlock], epoch: int) -> tuple[Executor, int]:
+    def settle(self, executor: Executor, inventory: Iterable[InventoryBlock]) -> int:
+        """An executor states its inventory as it was at some moment after it was asked.
+
+        Since it was asked all that is written there is known here: who holds blocks from before has told so, and what
+        was handed out meanwhile does not count. So no key names a block that was written over since. A returning
+        process keeps what it confirms. Returns how many entries were unusable.
+        """
+        return executor.settle(inventory)
+
+    def replace(self, spec: ExecutorSpec, epoch: int) -> Executor:
         """An executor's blocks are new, as after a model was loaded: its sequences are gone, others' stay.
 
-        What schedulers restated before it came is held now.
+        It is asked for its inventory. What schedulers restated before it came is held now.
         """
         known = self.executors.pop(spec.executor_id, None)
         if known is not None:
@@ -104,12 +117,12 @@ class KvManager:
         remote = self._remotes.setdefault(spec.remote_store, RemoteContent()) if spec.remote_store else None
         executor = Executor(spec, epoch, self._operation_ids, self._quotas, events, remote, self._clock)
         self.executors[spec.executor_id] = executor
-        refused = executor.restore(inventory)
+        executor.ask(next(self._asks))
         for session in self.sessions:
             for restated in [r for r in session.absent.values() if r.executor_id == spec.executor_id]:
                 del session.absent[restated.sequence_id]
                 self._restated.append(self._rebuild(session, executor, restated))
-        return executor, refused
+        return executor
 
     def unregister(self, executor_id: str) -> None:
         """An executor's connection ended. Nothing new is placed there; what is held stays until it is released."""
@@ -141,7 +154,16 @@ class KvManager:
     # Schedulers
 
     def open_session(self, scheduler_id: str, now: float) -> Session:
-        """A scheduler's stream begins. What it held on older streams it restates now, or it is given back."""
+        """A scheduler's stream begins. What it held on older streams it restates now, or it is given back.
+
+        One that is seen for the first time may have written to blocks that an earlier process granted, and hold them no
+        longer: executors with content from before are asked for it anew.
+        """
+        if scheduler_id not in self._known_schedulers:
+            self._known_schedulers.add(scheduler_id)
+            for executor in self.executors.values():
+                if executor.inherits or executor.asked:
+                    executor.ask(next(self._asks))
         for session in self.sessions:
             if session.scheduler_id == scheduler_id:
                 session.lease_end = min(session.lease_end, now)

@@ -45,7 +45,7 @@ def narrow(executors: Mapping[str, Executor], wanted: Reservation, keys: PromptK
     for load in wanted.executors:
         name, epoch, _, queued_tokens, _, slowness = load
         executor = executors.get(name)
-        if executor is None or not executor.connected or not executor.runs(key_space, epoch):
+        if executor is None or not executor.takes(key_space, epoch):
             continue
         beside = load.running_beside(output)
         for place in executor.places:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from services.kvmanager.blocks import UNOWNED, BlockPool, BlockState, Taken
@@ -64,6 +64,7 @@ class Pool:
         self._quotas = quotas or {}
         self._events = events
         self._clock = clock or Clock()
+        self._taken: set[int] | None = None  # blocks handed out since `watch`
 
     def pass_time(self, now: float) -> None:
         """What happens next happens at `now` (seconds of one clock); pins that end by then are over."""
@@ -95,11 +96,15 @@ class Pool:
         taken = self.blocks.take(new_count, owner)
         if taken.evicted:
             self._evicted(taken)
+        if self._taken is not None:
+            self._taken.update(taken.blocks)
         return [*matched, *taken.blocks]
 
     def claim(self, blocks: Sequence[int], namespace: str = "") -> None:
         """Takes these very blocks, which are free, as `acquire` would: a holder from before comes back."""
         self.blocks.claim(blocks, self._owner(namespace))
+        if self._taken is not None:
+            self._taken.update(blocks)
 
     def oldest_cached(self, count: int) -> list[int]:
         """The cached blocks that would be evicted next."""
@@ -153,10 +158,24 @@ class Pool:
         for name, owner in self.namespaces.items():
             yield name, self.namespaces.use(owner), counts[owner] if owner < len(counts) else 0
 
+    def watch(self) -> None:
+        """What the blocks hold is about to be stated: from now on, what is handed out is known better here."""
+        self._taken = self._taken if self._taken is not None else set()
+
     def restore(self, content: Mapping[int, bytes]) -> None:
-        """Takes over known content of free blocks, in the order in which it was settled: the last goes first."""
+        """Takes over stated content (block to key), in the order in which it was settled: the last goes first.
+
+        Only of blocks that were free all the time since `watch`; that ends. Others lose a key that is not theirs.
+        """
         if len(set(content.values())) != len(content):
             raise ValueError("two blocks with one key")
+        self._forget_all(block for key, block in self.index.items() if content.get(block, key) != key)
+        taken, self._taken = self._taken or (), None
+        content = {
+            block: key
+            for block, key in content.items()
+            if block not in taken and self.blocks.state(block) == BlockState.FREE and self.index.find(key) is None
+        }
         self.blocks.restore(list(content)[::-1])
         for block, key in content.items():
             self.index.add(key, block)
@@ -165,10 +184,12 @@ class Pool:
                 self._events.stored(self.spec, key, ROOT, b"", "")
 
     def keep_only(self, content: Mapping[int, bytes]) -> None:
-        """Forgets every key that `content` (block to key) does not confirm."""
-        for key, block in list(self.index.items()):
-            if content.get(block) != key:
-                self._forget(block)
+        """Forgets every key that `content` (block to key) does not confirm.
+
+        Not those of blocks that were handed out since `watch`; that ends.
+        """
+        taken, self._taken = self._taken or (), None
+        self._forget_all(b for key, b in self.index.items() if b not in taken and content.get(b) != key)
 
     def _leave(self, blocks: Sequence[int], keys: Sequence[bytes], priority: int, pin_end: float) -> None:
         if self.blocks.are_keyed(blocks):
@@ -188,6 +209,10 @@ class Pool:
             self._removed(self.index.remove(block))
         for loser, count in Counter(taken.losers).items():
             self.namespaces.use(loser).evicted_count += count
+
+    def _forget_all(self, blocks: Iterable[int]) -> None:
+        for block in list(blocks):
+            self._forget(block)
 
     def _forget(self, block: int) -> None:
         self._removed(self.index.remove(block))

@@ -60,6 +60,7 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         stream = SchedulerStream(context)
         _fence(self._schedulers, scheduler_id, stream)
         session = self.manager.open_session(scheduler_id, self._clock())
+        self._ask_again()
         self._streams[session] = stream
         log.info("scheduler connected", extra={"scheduler_id": scheduler_id})
 
@@ -105,18 +106,19 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         spec = messages.read_description(first.description)
         stream = ExecutorStream(context)
         _fence(self._executors, spec.executor_id, stream)
-        _, refused = self.manager.register(spec, messages.read_inventory(first.inventory), first.epoch)
-        _log_registration("executor connected", spec, first, refused)
+        self.manager.enter(spec, first.epoch)
+        _log_executor("executor connected", spec, first)
 
         async def handle(request: kvmanager_pb2.ReportRequest) -> None:
             if request.HasField("description"):
                 self._replace(spec.executor_id, request)
+            elif request.answers:
+                self._settle(spec.executor_id, request)
             if self._take_report(spec.executor_id, request):
                 await stream.send(self._acknowledgement(spec.executor_id))
 
         try:
             self._say_due()
-            self._announce([spec.executor_id])
             self._take_report(spec.executor_id, first)
             await stream.send(self._acknowledgement(spec.executor_id))
             await stream.serve(requests, handle)
@@ -182,9 +184,24 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         spec = messages.read_description(request.description)
         if spec.executor_id != executor_id:
             raise QuireError(Reason.PROTOCOL, f"description.executor_id: this stream is that of {executor_id}")
-        _, refused = self.manager.replace(spec, messages.read_inventory(request.inventory), request.epoch)
-        _log_registration("executor's blocks replaced", spec, request, refused)
+        self.manager.replace(spec, request.epoch)
+        _log_executor("executor's blocks replaced", spec, request)
+
+    def _settle(self, executor_id: str, request: kvmanager_pb2.ReportRequest) -> None:
+        executor = self.manager.executors[executor_id]
+        if request.answers != executor.asked:
+            return  # it was asked again since, or twice
+        refused = self.manager.settle(executor, messages.read_inventory(request.inventory))
+        found = {"executor_id": executor_id, "inventory": len(request.inventory), "inventory_refused": refused}
+        log.info("executor's inventory known", extra=found)
         self._announce([executor_id])
+
+    def _ask_again(self) -> None:
+        """Tells executors whose inventory is wanted anew."""
+        for executor_id, stream in self._executors.items():
+            executor = self.manager.executors.get(executor_id)
+            if executor is not None and executor.asked:
+                self._start(stream.push(self._acknowledgement(executor_id)))
 
     def _take_report(self, executor_id: str, request: kvmanager_pb2.ReportRequest) -> bool:
         """Whether the message said anything that is acknowledged."""
@@ -200,12 +217,13 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         except Refused as problem:
             log.warning("report refused", extra={"executor_id": executor_id, "problem": str(problem)})
         self._reclaim()
-        return bool(request.epoch or request.closed_epochs or request.HasField("description"))
+        return bool(request.epoch or request.closed_epochs or request.answers or request.HasField("description"))
 
     def _acknowledgement(self, executor_id: str) -> Callable[[], kvmanager_pb2.ReportResponse]:
         return lambda: kvmanager_pb2.ReportResponse(
             epoch=self.manager.executors[executor_id].epoch,
             first_operation_id=self.manager.first_operation_id,
+            ask=self.manager.executors[executor_id].asked,
         )
 
     def _reclaim(self) -> None:
@@ -286,14 +304,6 @@ def _fence(streams: dict[str, PeerStream[Any, Any]], name: str, stream: PeerStre
     streams[name] = stream
 
 
-def _log_registration(event: str, spec: ExecutorSpec, request: kvmanager_pb2.ReportRequest, refused: int) -> None:
-    log.info(
-        event,
-        extra={
-            "executor_id": spec.executor_id,
-            "blocks": sum(pool.block_count for pool in spec.pools),
-            "epoch": request.epoch,
-            "inventory": len(request.inventory),
-            "inventory_refused": refused,
-        },
-    )
+def _log_executor(event: str, spec: ExecutorSpec, request: kvmanager_pb2.ReportRequest) -> None:
+    blocks = sum(pool.block_count for pool in spec.pools)
+    log.info(event, extra={"executor_id": spec.executor_id, "blocks": blocks, "epoch": request.epoch})

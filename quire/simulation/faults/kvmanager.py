@@ -61,6 +61,9 @@ class SchedulerEnd:
             party.after(0.0, older.end)
         party.schedulers[scheduler_id] = self
         self.session = party.manager.open_session(scheduler_id, party.now)
+        for executor_id, end in party.executors.items():
+            if party.manager.executors[executor_id].asked:
+                end.acknowledge()
         party.streams[self.session] = self.stream
         responses = apply_request(party.manager, self.session, first)
         welcome = responses.to(self.session)
@@ -85,6 +88,9 @@ class ExecutorEnd:
         if not self._id:
             self._begin(message)
         manager = party.manager
+        if message.answers and message.answers == manager.executors[self._id].asked:
+            manager.settle(manager.executors[self._id], messages.read_inventory(message.inventory))
+            party.announce([self._id])
         manager.pass_time(party.now)
         try:
             manager.report(
@@ -97,11 +103,16 @@ class ExecutorEnd:
         except Refused as problem:
             raise Violation(f"the kvmanager refuses an executor's report: {problem}") from problem
         party.reclaim()
-        if message.epoch or message.closed_epochs or message.HasField("description"):
-            answer = kvmanager_pb2.ReportResponse(
-                epoch=manager.executors[self._id].epoch, first_operation_id=manager.first_operation_id
-            )
-            self.stream.send(SERVER, answer)
+        if message.epoch or message.closed_epochs or message.answers or message.HasField("description"):
+            self.acknowledge()
+
+    def acknowledge(self) -> None:
+        manager = self._party.manager
+        executor = manager.executors[self._id]
+        answer = kvmanager_pb2.ReportResponse(
+            epoch=executor.epoch, first_operation_id=manager.first_operation_id, ask=executor.asked
+        )
+        self.stream.send(SERVER, answer)
 
     def closed(self, stream: Stream, error: QuireError) -> None:
         self.end()
@@ -121,9 +132,8 @@ class ExecutorEnd:
         if older is not None:
             older.stream.close(SERVER, QuireError(Reason.STALE_EPOCH, "a newer stream took over"))
         party.executors[self._id] = self
-        party.manager.register(spec, messages.read_inventory(first.inventory), first.epoch)
+        party.manager.enter(spec, first.epoch)
         party.say_due()
-        party.announce([self._id])
 
 
 class KvManagerParty(Party):

@@ -45,7 +45,7 @@ class ReportLink:
             kvmanager,
             hello=self._begin,
             opened=self._answered,
-            received=lambda response: None,
+            received=self._asked,
             lost=lambda: None,
         )
         self._opening = 0  # counts streams
@@ -77,7 +77,7 @@ class ReportLink:
         self._say_soon()
 
     def _begin(self) -> None:
-        """A new stream: registers once nothing is being moved.
+        """A new stream: registers once nothing is being moved, and states its inventory when it is asked for.
 
         A kvmanager that has restarted knows of no move, and what it takes for free must not be written any more.
         """
@@ -97,12 +97,26 @@ class ReportLink:
         self._unsent_closed, self._unsent_ended = [], []
         request = self._request(self._closed, self._ended)
         request.description.CopyFrom(self._party.description)
-        request.inventory.extend(core.inventory.to_sealed_blocks())
         self._client.send(request)
 
     def _answered(self, response: kvmanager_pb2.ReportResponse) -> None:
         first_id = response.first_operation_id
         self._party.between_steps(lambda: self._party.core.operations.resume(first_id))
+        self._asked(response)
+
+    def _asked(self, response: kvmanager_pb2.ReportResponse) -> None:
+        if response.ask:
+            opening, number = self._opening, response.ask
+            self._party.between_steps(lambda: self._state_inventory(opening, number))
+
+    def _state_inventory(self, opening: int, number: int) -> None:
+        if opening == self._opening:
+            closed, self._unsent_closed = self._unsent_closed, []
+            ended, self._unsent_ended = self._unsent_ended, []
+            request = self._request(closed, ended)
+            request.answers = number
+            request.inventory.extend(self._party.core.inventory.to_sealed_blocks())
+            self._client.send(request)
 
     def _say_soon(self) -> None:
         if not self._is_due:

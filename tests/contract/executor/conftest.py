@@ -33,6 +33,16 @@ class FakeKvManager(kvmanager_pb2_grpc.KvManagerServiceServicer):
         self.streams = 0
         self.cut = asyncio.Event()
         self.first_operation_id = 0
+        self.asked = 0  # inventories so far
+
+    async def inventory(self) -> dict[int, bytes]:
+        """What the executor answers to the last ask, once it does: block to key."""
+
+        def answers() -> list[kvmanager_pb2.ReportRequest]:
+            return [request for request in self.requests if self.asked and request.answers == self.asked]
+
+        await eventually(answers)
+        return {block.block_id: block.key for block in answers()[0].inventory}
 
     async def Report(self, request_iterator, context):
         self.streams += 1
@@ -40,7 +50,9 @@ class FakeKvManager(kvmanager_pb2_grpc.KvManagerServiceServicer):
         async def read() -> None:
             async for request in request_iterator:
                 self.requests.append(request)
-                await context.write(kvmanager_pb2.ReportResponse(first_operation_id=self.first_operation_id))
+                self.asked += request.HasField("description")
+                ask = self.asked if request.HasField("description") else 0
+                await context.write(kvmanager_pb2.ReportResponse(first_operation_id=self.first_operation_id, ask=ask))
 
         reading = asyncio.create_task(read())
         await self.cut.wait()

@@ -63,14 +63,32 @@ class Executor:
         self.call = stub.Report()
         self.name = name
 
-    async def register(self, *, epoch: int = 1, blocks: int = 8, **fields: Any) -> int:
-        return await self.ask(description=description(self.name, blocks), epoch=epoch, **fields)
+    async def register(
+        self,
+        described: types_pb2.ExecutorDescription | None = None,
+        *,
+        epoch: int = 1,
+        inventory: Iterable[executor_pb2.SealedBlock] = (),
+    ) -> int:
+        """Enters, and states its inventory when it is asked. Returns the acknowledged epoch."""
+        entered = await self.enter(described, epoch=epoch)
+        return await self.ask(answers=entered.ask, inventory=inventory, epoch=epoch)
+
+    async def enter(
+        self, described: types_pb2.ExecutorDescription | None = None, *, epoch: int = 1
+    ) -> kvmanager_pb2.ReportResponse:
+        described = described or description(self.name)
+        await self.call.write(kvmanager_pb2.ReportRequest(description=described, epoch=epoch))
+        return await self.read()
 
     async def ask(self, **fields: Any) -> int:
         await self.call.write(kvmanager_pb2.ReportRequest(**fields))
+        return int((await self.read()).epoch)
+
+    async def read(self) -> kvmanager_pb2.ReportResponse:
         message = await asyncio.wait_for(self.call.read(), WAIT)
         assert message is not grpc.aio.EOF, await self.call.code()
-        return int(message.epoch)
+        return message
 
     async def lose(self) -> None:
         self.call.cancel()

@@ -63,7 +63,7 @@ async def rest(call: Any) -> None:
 
 
 async def peers(stub: Any, blocks: int = 8) -> Scheduler:
-    await Executor(stub).register(blocks=blocks)
+    await Executor(stub).register(description(blocks=blocks))
     scheduler = Scheduler(stub)
     await scheduler.hello()
     return scheduler
@@ -122,7 +122,7 @@ async def test_a_replaced_executors_content_is_cleared(stub: Any) -> None:
     scheduler = Scheduler(stub)
     await scheduler.hello()
     await serve_prompt(scheduler, 1, 1)
-    await executor.ask(description=description(blocks=9), epoch=1)
+    await executor.register(description(blocks=9))
     call = follow(stub, 1)
     assert not (await read(call)).cleared
     batch = await read(call)

@@ -28,7 +28,7 @@ POLICY = "hot:128,int8:256,int4"
 @pytest.fixture
 async def executor(stub: Any) -> Executor:
     made = Executor(stub)
-    await made.register(blocks=32)
+    await made.register(description(blocks=32))
     return made
 
 
@@ -140,11 +140,13 @@ async def test_a_registration_answers_those_behind_a_replaced_executor(
     stub: Any, executor: Executor, scheduler: Scheduler
 ) -> None:
     await scheduler.ask(reservations=[reservation(1, PROMPT), reservation(2, PROMPT)])
-    await executor.ask(description=description(blocks=16), epoch=1)
+    await executor.register(description(blocks=16))
     answers = []
     while not answers:
         answers = list((await scheduler.read()).reservations)
-    assert [(a.sequence_id, a.outcome, a.cached_tokens) for a in answers] == [(2, GRANTED, 0)]
+    assert [(a.sequence_id, a.outcome) for a in answers] == [(2, NO_EXECUTOR)]  # until its inventory is known
+    assert space(await scheduler.read()) == [("e", 16, 16)]
+    assert (await scheduler.reserve(2, PROMPT)).outcome == GRANTED
 
 
 # Restated sequences
@@ -219,7 +221,7 @@ async def test_malformed_statements_change_nothing(stub: Any, scheduler: Schedul
 
 async def test_moves_go_to_the_scheduler_and_come_back_from_the_executor(stub: Any) -> None:
     executor, scheduler = Executor(stub), Scheduler(stub)
-    await executor.ask(description=with_disk(), epoch=1)
+    await executor.register(with_disk())
     await scheduler.hello()
     operations: list[executor_pb2.BlockOperation] = []
     for sequence_id in range(1, 4):
@@ -263,7 +265,7 @@ async def test_moves_go_to_the_scheduler_and_come_back_from_the_executor(stub: A
 
 async def test_a_new_stream_gets_the_moves_of_the_older_one_after_its_welcome(stub: Any) -> None:
     executor, scheduler = Executor(stub), Scheduler(stub)
-    await executor.ask(description=with_disk(), epoch=1)
+    await executor.register(with_disk())
     await scheduler.hello()
     sent: list[int] = []
     for sequence_id in range(1, 4):
@@ -283,7 +285,7 @@ async def test_a_new_stream_gets_the_moves_of_the_older_one_after_its_welcome(st
 
 async def test_changes_come_with_the_slots_that_reach_beyond_them(stub: Any) -> None:
     executor, scheduler = Executor(stub), Scheduler(stub)
-    await executor.ask(description=with_ages(), epoch=1)
+    await executor.register(with_ages())
     await scheduler.hello()
     granted = await scheduler.reserve(1, [1] * 400, kv_policy=POLICY)
     assert granted.outcome == GRANTED

@@ -32,6 +32,20 @@ async def test_a_first_message_without_description_ends_the_stream(stub: Any) ->
     assert (await failure(executor.call)).reason == Reason.PROTOCOL
 
 
+async def test_an_inventory_is_taken_as_the_answer_to_the_last_ask_alone(stub: Any) -> None:
+    """A restarted kvmanager: whose scheduler comes after the executor, asks it again."""
+    executor, scheduler = Executor(stub), Scheduler(stub)
+    entered = await executor.enter()
+    await scheduler.hello()
+    again = await executor.read()
+    assert again.ask > entered.ask > 0
+    await executor.ask(answers=entered.ask)
+    assert (await scheduler.reserve(1, range(8))).outcome == NO_EXECUTOR
+    await executor.ask(answers=again.ask)
+    assert space(await scheduler.read()) == [("e", 8, 8)]
+    assert (await scheduler.reserve(1, range(8))).outcome == GRANTED
+
+
 def with_pools(*pools: dict[str, Any], groups: int = 1) -> types_pb2.ExecutorDescription:
     made = description()
     del made.pools[:]

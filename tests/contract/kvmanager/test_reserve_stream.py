@@ -219,9 +219,9 @@ async def test_a_waiting_scheduler_hears_of_an_executor(stub: Any) -> None:
     assert space(await scheduler.hello()) == []
     assert (await scheduler.reserve(1, range(8))).outcome == NO_EXECUTOR
     executor = Executor(stub)
-    await executor.register(blocks=5)
+    await executor.register(description(blocks=5))
     assert space(await scheduler.read()) == [("e", 5, 5)]
-    await executor.ask(description=description(blocks=9, model="b" * 64), epoch=1)
+    await executor.register(description(blocks=9, model="b" * 64))
     assert space(await scheduler.read()) == [("e", 9, 9)]
     assert (await scheduler.reserve(1, range(8))).outcome == NO_EXECUTOR
     assert (await scheduler.reserve(1, range(8), model_fingerprint="b" * 64)).outcome == GRANTED

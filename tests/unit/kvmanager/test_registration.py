@@ -33,11 +33,12 @@ def sealed_prompt() -> list[InventoryBlock]:
 def test_inventory_is_restored_as_cached() -> None:
     """F7: a restarted manager finds what was computed before, by keys alone."""
     made = KvManager(10.0)
+    session = made.open_session("s", 0.0)
     _, refused = made.register(executor(), sealed_prompt(), epoch=1)
     assert refused == 0
     assert eviction_order(made) == [1, 0]
     assert free_order(made) == [2, 3, 4, 5, 6, 7]
-    answer = made.reserve(made.open_session("s", 0.0), reservation(1, range(9)))
+    answer = made.reserve(session, reservation(1, range(9)))
     assert (answer.cached_tokens, ids(answer)) == (8, [0, 1, 2])
     assert made.verify() == []
 
@@ -114,7 +115,7 @@ def test_a_model_change_clears_the_blocks_and_the_sequences_there_only() -> None
     made.reserve(session, reservation(1, range(8), on=["a"]))
     made.reserve(session, reservation(2, range(8), on=["b"]))
     compute(made, session, 1)
-    made.replace(executor("a", pool(3, 16), model="b" * 64), [], epoch=1)
+    made.settle(made.replace(executor("a", pool(3, 16), model="b" * 64), epoch=1), [])
     assert list(session.holdings) == [2]
     assert made.executors["a"].block_count == 3
     assert made.reserve(session, reservation(3, range(8), on=["a"])).outcome == Outcome.NO_EXECUTOR
@@ -123,7 +124,7 @@ def test_a_model_change_clears_the_blocks_and_the_sequences_there_only() -> None
 
 def test_an_unloaded_executor_takes_nothing() -> None:
     made, session = manager()
-    made.replace(ExecutorSpec("e", "", ()), [], epoch=1)
+    made.settle(made.replace(ExecutorSpec("e", "", ()), epoch=1), [])
     assert (only_executor(made).available_count, only_executor(made).block_count) == (0, 0)
     assert made.reserve(session, reservation(1, [1])).outcome == Outcome.NO_EXECUTOR
     assert made.reserve(session, reservation(1, [1], model=MODEL)).outcome == Outcome.NO_EXECUTOR
