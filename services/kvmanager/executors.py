@@ -149,7 +149,9 @@ class Executor:
     def settle(self, inventory: Iterable[InventoryBlock]) -> int:
         """Takes over stated content the first time, and later keeps only what is confirmed.
 
-        Returns how many entries were unusable.
+        It is of some moment after `ask`. All that is written since is known here: who holds blocks from before has told
+        so, and what was handed out meanwhile does not count. So no key names a block that was written over. Returns how
+        many entries were unusable.
         """
         content, refused = self._by_pool(inventory)
         for pool, blocks in zip(self.pools, content, strict=True):

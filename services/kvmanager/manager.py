@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from services.kvmanager.asks import Asks
 from services.kvmanager.audit import find_violations
 from services.kvmanager.choice import choose_option
 from services.kvmanager.events import EventLog, ExecutorEvents
@@ -54,8 +55,7 @@ class KvManager:
         self.waiting = WaitingRoom()
         self._restated: list[Rebuilt] = []
         self._operation_ids = itertools.count(first_operation_id)
-        self._asks = itertools.count(1)
-        self._known_schedulers: set[str] = set()
+        self._asks = Asks()
         self.prefix_query_tokens = 0
         self.prefix_hit_tokens = 0
         self.outcomes: Counter[Outcome] = Counter()
@@ -81,9 +81,8 @@ class KvManager:
     # Executors
 
     def register(self, spec: ExecutorSpec, inventory: Iterable[InventoryBlock], epoch: int) -> tuple[Executor, int]:
-        """An executor connects, with the inventory of this very moment. See `enter` and `settle`."""
-        executor = self.enter(spec, epoch)
-        return executor, self.settle(executor, inventory)
+        """As `enter`, with the inventory of this very moment. Also returns how many entries were unusable."""
+        return (executor := self.enter(spec, epoch)), executor.settle(inventory)
 
     def enter(self, spec: ExecutorSpec, epoch: int) -> Executor:
         """An executor connects, and is asked for its inventory. A returning process keeps its sequences."""
@@ -91,19 +90,10 @@ class KvManager:
         if known is None or not known.continues(spec, epoch):
             return self.replace(spec, epoch)
         known.connected = True
-        known.ask(next(self._asks))
+        self._asks.executor_came(known)
         known.epoch = epoch
         self._close(known, max(known.closed_through, epoch - 1))
         return known
-
-    def settle(self, executor: Executor, inventory: Iterable[InventoryBlock]) -> int:
-        """An executor states its inventory as it was at some moment after it was asked.
-
-        Since it was asked all that is written there is known here: who holds blocks from before has told so, and what
-        was handed out meanwhile does not count. So no key names a block that was written over since. A returning
-        process keeps what it confirms. Returns how many entries were unusable.
-        """
-        return executor.settle(inventory)
 
     def replace(self, spec: ExecutorSpec, epoch: int) -> Executor:
         """An executor's blocks are new, as after a model was loaded: its sequences are gone, others' stay.
@@ -117,7 +107,7 @@ class KvManager:
         remote = self._remotes.setdefault(spec.remote_store, RemoteContent()) if spec.remote_store else None
         executor = Executor(spec, epoch, self._operation_ids, self._quotas, events, remote, self._clock)
         self.executors[spec.executor_id] = executor
-        executor.ask(next(self._asks))
+        self._asks.executor_came(executor)
         for session in self.sessions:
             for restated in [r for r in session.absent.values() if r.executor_id == spec.executor_id]:
                 del session.absent[restated.sequence_id]
@@ -154,16 +144,8 @@ class KvManager:
     # Schedulers
 
     def open_session(self, scheduler_id: str, now: float) -> Session:
-        """A scheduler's stream begins. What it held on older streams it restates now, or it is given back.
-
-        One that is seen for the first time may have written to blocks that an earlier process granted, and hold them no
-        longer: executors with content from before are asked for it anew.
-        """
-        if scheduler_id not in self._known_schedulers:
-            self._known_schedulers.add(scheduler_id)
-            for executor in self.executors.values():
-                if executor.inherits or executor.asked:
-                    executor.ask(next(self._asks))
+        """A scheduler's stream begins. What it held on older streams it restates now, or it is given back."""
+        self._asks.scheduler_came(scheduler_id, self.executors.values())
         for session in self.sessions:
             if session.scheduler_id == scheduler_id:
                 session.lease_end = min(session.lease_end, now)
@@ -181,10 +163,9 @@ class KvManager:
         """
         executor = self.executors.get(restated.executor_id)
         self.waiting.cancel(session, restated.sequence_id)
-        freed = []
-        for older in self.sessions:
-            if older.scheduler_id == session.scheduler_id and restated.sequence_id in older.holdings:
-                freed.append(self._give_back(older.holdings[restated.sequence_id]))
+        mine = [older for older in self.sessions if older.scheduler_id == session.scheduler_id]
+        holdings = [older.holdings[restated.sequence_id] for older in mine if restated.sequence_id in older.holdings]
+        freed = [self._give_back(holding) for holding in holdings]
         if executor is None:
             session.absent[restated.sequence_id] = restated
         else:  # nothing took its blocks meanwhile

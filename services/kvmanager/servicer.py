@@ -191,7 +191,7 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         executor = self.manager.executors[executor_id]
         if request.answers != executor.asked:
             return  # it was asked again since, or twice
-        refused = self.manager.settle(executor, messages.read_inventory(request.inventory))
+        refused = executor.settle(messages.read_inventory(request.inventory))
         found = {"executor_id": executor_id, "inventory": len(request.inventory), "inventory_refused": refused}
         log.info("executor's inventory known", extra=found)
         self._announce([executor_id])

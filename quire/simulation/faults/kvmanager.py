@@ -89,7 +89,7 @@ class ExecutorEnd:
             self._begin(message)
         manager = party.manager
         if message.answers and message.answers == manager.executors[self._id].asked:
-            manager.settle(manager.executors[self._id], messages.read_inventory(message.inventory))
+            manager.executors[self._id].settle(messages.read_inventory(message.inventory))
             party.announce([self._id])
         manager.pass_time(party.now)
         try:

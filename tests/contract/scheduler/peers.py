@@ -215,7 +215,7 @@ class World:
         spec = messages.read_description(sim.description)
         known = self.manager.executors.get(spec.executor_id)
         if known is None or known.spec != spec:
-            self.manager.settle(self.manager.replace(spec, epoch=sim.epoch), [])
+            self.manager.replace(spec, epoch=sim.epoch).settle([])
         else:
             self.manager.report(spec.executor_id, sim.epoch, [sim.epoch - 1])
 

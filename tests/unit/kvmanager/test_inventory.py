@@ -23,7 +23,7 @@ def test_nothing_is_placed_on_an_executor_before_it_states_its_inventory() -> No
     session = made.open_session("s", 0.0)
     entered = made.enter(executor(), epoch=1)
     assert made.reserve(session, reservation(1, PROMPT)).outcome == Outcome.NO_EXECUTOR
-    made.settle(entered, [])
+    entered.settle([])
     assert made.reserve(session, reservation(1, PROMPT)).outcome == Outcome.GRANTED
 
 
@@ -36,7 +36,7 @@ def test_an_inventory_says_nothing_of_blocks_handed_out_since_it_was_asked_for()
     made.restate(session, restated(tokens=10, computed=10))
     assert made.extend(session, 1, 16).blocks == [(0, [first.block_id])]
     made.release(session, 1)
-    made.settle(entered, [first, second])
+    entered.settle([first, second])
     assert first.block_id not in eviction_order(made)
     assert second.block_id in eviction_order(made)
     assert made.reserve(session, reservation(2, PROMPT)).cached_tokens == 0
@@ -53,7 +53,7 @@ def test_an_executor_that_left_while_it_was_asked_does_not_lose_what_was_handed_
     made.unregister("e")
     again = made.enter(executor(), epoch=1)
     made.release(session, 1)
-    made.settle(again, [first, second])
+    again.settle([first, second])
     assert first.block_id not in eviction_order(made)
     assert made.verify() == []
 
@@ -65,7 +65,7 @@ def test_a_scheduler_from_before_makes_an_inventory_too_old() -> None:
     entered, _ = made.register(executor(), [first, second], epoch=1)
     session = made.open_session("s", 0.0)
     assert made.reserve(session, reservation(1, PROMPT)).outcome == Outcome.NO_EXECUTOR
-    made.settle(entered, [first])
+    entered.settle([first])
     assert made.reserve(session, reservation(1, PROMPT)).cached_tokens == 4
     made.end_session(session, 0.0)
     again = made.open_session("s", 0.0)  # of this one all is known
@@ -79,7 +79,7 @@ def test_of_a_restated_sequence_content_that_the_executor_denies_is_forgotten() 
     session = made.open_session("s", 0.0)
     entered = made.enter(executor(), epoch=1)
     made.restate(session, restated(tokens=10, computed=10))
-    made.settle(entered, [other._replace(block_id=3)])
+    entered.settle([other._replace(block_id=3)])
     made.release(session, 1)
     assert 3 not in eviction_order(made)
     assert 4 in eviction_order(made)

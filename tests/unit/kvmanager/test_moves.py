@@ -265,7 +265,7 @@ def test_a_replaced_executor_takes_its_moves_with_it() -> None:
     world = cached_on_disk(made())
     sequence_id = parked(world)
     late = list(world.executors["e"].waiting)
-    world.manager.settle(world.manager.replace(world.executors["e"].spec, epoch=1), [])
+    world.manager.replace(world.executors["e"].spec, epoch=1).settle([])
     world.follow()
     world.settle()
     assert world.stays[sequence_id].computed == 0

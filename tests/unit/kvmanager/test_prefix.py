@@ -122,7 +122,7 @@ def test_f2_another_fingerprint_or_tenant_never_hits() -> None:
     assert made.reserve(session, reservation(3, range(9), on=["a"], namespace="other")).cached_tokens == 0
     assert made.reserve(session, reservation(4, range(9), on=["a"])).cached_tokens == 8
     reloaded = made.replace(executor("a", model="c" * 64), epoch=1)
-    made.settle(reloaded, [])
+    reloaded.settle([])
     assert reloaded.available_count == 8
     assert made.reserve(session, reservation(5, range(9), on=["a"], model="c" * 64)).cached_tokens == 0
 

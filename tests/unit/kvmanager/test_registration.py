@@ -115,7 +115,7 @@ def test_a_model_change_clears_the_blocks_and_the_sequences_there_only() -> None
     made.reserve(session, reservation(1, range(8), on=["a"]))
     made.reserve(session, reservation(2, range(8), on=["b"]))
     compute(made, session, 1)
-    made.settle(made.replace(executor("a", pool(3, 16), model="b" * 64), epoch=1), [])
+    made.replace(executor("a", pool(3, 16), model="b" * 64), epoch=1).settle([])
     assert list(session.holdings) == [2]
     assert made.executors["a"].block_count == 3
     assert made.reserve(session, reservation(3, range(8), on=["a"])).outcome == Outcome.NO_EXECUTOR
@@ -124,7 +124,7 @@ def test_a_model_change_clears_the_blocks_and_the_sequences_there_only() -> None
 
 def test_an_unloaded_executor_takes_nothing() -> None:
     made, session = manager()
-    made.settle(made.replace(ExecutorSpec("e", "", ()), epoch=1), [])
+    made.replace(ExecutorSpec("e", "", ()), epoch=1).settle([])
     assert (only_executor(made).available_count, only_executor(made).block_count) == (0, 0)
     assert made.reserve(session, reservation(1, [1])).outcome == Outcome.NO_EXECUTOR
     assert made.reserve(session, reservation(1, [1], model=MODEL)).outcome == Outcome.NO_EXECUTOR

@@ -372,7 +372,7 @@ class KvManagerMachine(RuleBasedStateMachine):
         self.orphans = [orphan for orphan in self.orphans if orphan.sequence.executor is not gone]
 
     def register_anew(self, name: str) -> None:
-        self.real.settle(self.real.replace(SPECS[name], self.epochs[name]), [])
+        self.real.replace(SPECS[name], self.epochs[name]).settle([])
         self.naive[name] = NaiveExecutor(COUNTS[name], SIZE, self.epochs[name])
 
 

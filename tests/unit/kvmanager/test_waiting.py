@@ -139,7 +139,7 @@ def test_a_lost_executor_is_waited_for_until_its_sequences_are_given_back() -> N
 
 def test_a_replaced_executor_answers_anew() -> None:
     made, _ = made_with_filler()
-    made.settle(made.replace(executor("e", pool(32)), epoch=1), [])
+    made.replace(executor("e", pool(32)), epoch=1).settle([])
     assert outcomes(made) == [(2, "GRANTED", 0)]
 
 
