@@ -13,7 +13,7 @@ from services.scheduler.pace import GAIN
 from services.scheduler.reserve import report
 from services.scheduler.sequence import Phase, Request, Sequence
 from services.scheduler.slowness import note
-from services.scheduler.speculation.controller import Controller
+from services.scheduler.speculation.controller import Controller, Drafting
 from services.scheduler.speculation.credit import answer, fit
 from services.scheduler.state import RATE_SECONDS, Executor, Gateway, State
 
@@ -243,20 +243,20 @@ def _measure_drafts(
     if not rows or timings.token_count > rows + drafts:
         return
     seconds = timings.compute_seconds + timings.host_seconds
-    known.observe(steps, rows, drafts, _drafting_steps(results) if drafts else 0, seconds, timings.draft_seconds)
+    known.observe(steps, rows, drafts, _drafting(results) if drafts else Drafting(), seconds, timings.draft_seconds)
     if drafts:
         gained = 1 + sum(results.accepted_counts) / rows
         plain = known.cost.step(max(1.0, rows / steps)) * steps * gained
         executor.counters.drafts.saved_seconds += plain - seconds
 
 
-def _drafting_steps(results: executor_pb2.StepResults) -> int:
-    """In about how many steps drafts were verified: as many as in those of the sequence that had most."""
+def _drafting(results: executor_pb2.StepResults) -> Drafting:
+    """In about how many steps drafts were verified, as many as in those of the sequence that had most; and how many."""
     proposed, at, most = results.proposed_counts[:], 0, 1
     for count in results.draft_step_counts:
         most = max(most, count - proposed[at : at + count].count(0))
         at += count
-    return min(most, results.timings.step_count)
+    return Drafting(min(most, results.timings.step_count), max(1, max(proposed, default=0)))
 
 
 def grant_steps(grant_seconds: float, step_seconds: float) -> int:

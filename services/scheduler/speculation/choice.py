@@ -8,6 +8,9 @@ from typing import NamedTuple
 from services.common.speculation import MAX_DRAFT_TOKENS
 from services.scheduler.speculation.cost import StepCost
 
+NEAR = 8.0
+"""So many tokens more tell what one more takes, to compare positions by."""
+
 
 class Group(NamedTuple):
     """Sequences of one kind in a batch."""
@@ -28,12 +31,15 @@ class Choice(NamedTuple):
 def rate(groups: Sequence[Group], limits: Sequence[int], rows: int, cost: StepCost) -> float:
     """Tokens per second of a batch of `rows` sequences, those of the groups included, with these draft limits."""
     tokens, drafts, none = float(rows), 0.0, 1.0
+    drafting = [0.0] * max(limits, default=0)  # sequences by position
     for group, limit in zip(groups, limits, strict=True):
         if limit:
             tokens += group.size * sum(group.accepted[:limit])
             drafts += group.size * sum(group.proposed[:limit])
             none *= _silence(group)
-    return tokens / _seconds(rows, drafts, none, cost)
+            for position in range(limit):
+                drafting[position] += group.size * group.proposed[position]
+    return tokens / (_seconds(rows, drafts, none, cost) + sum(map(cost.draft, drafting)))
 
 
 def choose(
@@ -47,20 +53,36 @@ def choose(
     limits = [0] * len(groups)
     best = Choice(tuple(limits), rate(groups, limits, rows, cost))
     tokens, drafts, none = float(rows), 0.0, 1.0
+    drafting, proposing = [0.0] * most, 0.0  # sequences by position, and the seconds that takes
     open_groups = set(range(len(groups))) if most > 0 else set()
+    slope = (cost.step(rows + NEAR) - cost.step(rows)) / NEAR
+
+    def worth(index: int) -> float:
+        """Tokens gained by the next position of a group for the seconds it takes."""
+        group, position = groups[index], limits[index]
+        proposed = group.size * group.proposed[position]
+        seconds = slope * proposed
+        if cost.draft_part:
+            seconds += cost.draft(drafting[position] + proposed) - cost.draft(drafting[position])
+        return group.size * group.accepted[position] / max(seconds, 1e-12)
+
     while open_groups:
-        at = max(open_groups, key=lambda i: (_worth(groups[i], limits[i]), -i))
+        at = max(open_groups, key=worth)
         group, position = groups[at], limits[at]
-        drafts += group.size * group.proposed[position]
+        proposed = group.size * group.proposed[position]
+        drafts += proposed
         if drafts > room:
             break
+        proposing -= cost.draft(drafting[position])
+        drafting[position] += proposed
+        proposing += cost.draft(drafting[position])
         tokens += group.size * group.accepted[position]
         if position == 0:
             none *= _silence(group)
         limits[at] += 1
         if limits[at] == most:
             open_groups.discard(at)
-        gained = tokens / _seconds(rows, drafts, none, cost)
+        gained = tokens / (_seconds(rows, drafts, none, cost) + proposing)
         if gained > best.rate:
             best = Choice(tuple(limits), gained)
     return best
@@ -72,13 +94,8 @@ def _silence(group: Group) -> float:
 
 
 def _seconds(rows: int, drafts: float, none: float, cost: StepCost) -> float:
-    """Seconds of a step with so many drafts on average, all of them in those steps that have any."""
+    """Seconds of a step that verifies so many drafts on average, all of them in those steps that have any."""
     if none >= 1.0:
         return cost.step(rows)
     some = 1.0 - none
-    return none * cost.step(rows) + some * cost.step(rows + drafts / some) + cost.draft_seconds * drafts
-
-
-def _worth(group: Group, position: int) -> float:
-    """Tokens gained for each draft proposed at this position."""
-    return group.accepted[position] / max(group.proposed[position], 1e-12)
+    return none * cost.step(rows) + some * cost.step(rows + drafts / some)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from quire.v1 import types_pb2
 from services.common.speculation import MAX_DRAFT_TOKENS
@@ -11,12 +12,13 @@ from services.scheduler.speculation.acceptance import KINDS, NOMINAL, Acceptance
 from services.scheduler.speculation.choice import Group, choose, rate
 from services.scheduler.speculation.cost import StepCost
 
-MARGIN = 0.01
+MARGIN = 0.015
 """A choice gives way to one that promises so much more: less may be chance, and changes would never end."""
 REVISE_SECONDS, OTHER_BATCH = 0.1, 1.25
 """Between two choices, unless the batch grew or shrank by this factor, or sequences of another kind are in it."""
-PROBE_SHARE, PROBE_SAVINGS = 0.005, 0.5
-"""Part of the time that probes may cost, and the most seconds of cost that are saved for them."""
+PROBE_SHARE, PROBE_SAVINGS, FIRST_STEPS = 0.005, 0.5, 5
+"""Part of the time that probes may cost, the most seconds that are saved for them, and the steps that they may cost at
+first, when nothing is known."""
 PROBE_DRAFTS, LEAST_PROBE_STEPS = (2, 4, 2, 8, 2, 16), 2
 """In turns: a few tell whether any are accepted, many what steps of many tokens take."""
 BATCH_PROBE_SECONDS = 1.0
@@ -41,6 +43,13 @@ class Grant:
         return limit if limit < habit.most else habit.most
 
 
+class Drafting(NamedTuple):
+    """Of some steps: in about how many of them there were drafts, and how many of one sequence at most."""
+
+    steps: int = 0
+    depth: int = 0
+
+
 class Controller:
     """Learns from an executor's results, and says before each top-up how many drafts there shall be."""
 
@@ -56,24 +65,24 @@ class Controller:
         self._counts, self._rows = [0] * KINDS, 0  # of the batch that was chosen for
         self._revised_at = self._batch_probe_at = float("-inf")
         self._others: list[tuple[list[int], float]] = []  # limits to probe, and what part of the tokens that costs
-        self._budget = 0.0  # seconds that probes may cost
+        self._budget = FIRST_STEPS * self.cost.step(1)  # seconds that probes may cost
         self._turn = 0  # of those that wait to be probed
 
     def observe(
-        self, steps: int, rows: int, drafts: int, drafting_steps: int, seconds: float, draft_seconds: float
+        self, steps: int, rows: int, drafts: int, drafting: Drafting, seconds: float, draft_seconds: float
     ) -> None:
         """Takes in steps that computed no prefill: how many sequences and drafts in all, and how long it took.
 
-        About `drafting_steps` of them had drafts. `draft_seconds`, of those seconds, went into proposing.
+        `draft_seconds`, of those seconds, went into proposing.
         """
         self._budget = min(self._budget + PROBE_SHARE * seconds, PROBE_SAVINGS)
-        batch, plain_steps = rows / steps, steps - drafting_steps
+        batch, plain_steps = rows / steps, steps - drafting.steps
         parts = [(plain_steps, batch)] if plain_steps else []
-        if drafting_steps:
-            parts.append((drafting_steps, batch + drafts / drafting_steps))
+        if drafting.steps:
+            parts.append((drafting.steps, batch + drafts / drafting.steps))
         self.cost.observe(parts, seconds - draft_seconds)
         if drafts:
-            self.cost.observe_drafts(drafts, draft_seconds)
+            self.cost.observe_drafts(drafting.steps, drafting.depth, drafts, draft_seconds)
 
     def steady(self, habits: Sequence[Habit]) -> Grant:
         """Drafts as they were chosen last: some of the sequences that decode get credit out of turn."""
@@ -148,7 +157,7 @@ class Controller:
         probed = waiting[self._turn % len(waiting)]
         most = min(PROBE_DRAFTS[self._turn % len(PROBE_DRAFTS)], self.most)
         drafts = sum(self._proposing[probed.kind][:most])
-        price = cost.step(rows + drafts) - cost.step(rows) + cost.draft_seconds * drafts
+        price = cost.step(rows + drafts) - cost.step(rows) + cost.draft(1.0) * drafts
         affordable = steps if price * steps <= self._budget else int(self._budget / price)
         if affordable < min(LEAST_PROBE_STEPS, steps):
             return Grant(limits)

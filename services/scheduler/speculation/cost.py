@@ -23,14 +23,18 @@ class StepCost:
     is soon measured, what is feared of them would never be.
     """
 
-    def __init__(self, step_seconds: float, token_seconds: float, draft_seconds: float = 0.0) -> None:
-        """As stated before anything is measured: of a step of one token, of each further one, of proposing one."""
+    def __init__(self, step_seconds: float, token_seconds: float, draft_part: float = 0.0) -> None:
+        """As stated before anything is measured: of a step of one token, of each further one.
+
+        `draft_part`: what proposing one draft for each of some sequences takes, as a part of a step over them. Drafts
+        are proposed one position after the other, by something that computes much as the model does.
+        """
         self._level = 1.0
         self._curve = [step_seconds + token_seconds * (knot - 1) for knot in KNOTS]
         self._measured = [0.0] * len(KNOTS)  # how often
         self._known = [0]  # knots that count; the first one was stated
         self._slope = token_seconds
-        self.draft_seconds = draft_seconds
+        self.draft_part = draft_part
 
     @classmethod
     def stated(cls, description: types_pb2.ExecutorDescription) -> StepCost:
@@ -38,7 +42,7 @@ class StepCost:
         rate = description.prefill_tokens_per_second
         step = description.decode_step_seconds or UNKNOWN_STEP_SECONDS
         token = min(1.0 / rate if rate > 0 else UNKNOWN_TOKEN_SECONDS, step)
-        return cls(step, token, description.speculation.draft_token_seconds)
+        return cls(step, token, description.speculation.draft_token_seconds / step)
 
     def step(self, tokens: float) -> float:
         """Seconds of a step of so many tokens, at least 1, drafts that it verifies included."""
@@ -63,9 +67,16 @@ class StepCost:
                 self._correct(knot + 1, scale * time * min(part, 1.0), weight * min(part, 1.0))
         self._level *= 1.0 + LEVEL_GAIN * error
 
-    def observe_drafts(self, drafts: float, seconds: float) -> None:
-        """Takes in what proposing so many drafts took, at least one."""
-        self.draft_seconds += DRAFT_GAIN * (seconds / drafts - self.draft_seconds)
+    def draft(self, sequences: float) -> float:
+        """Seconds of proposing one draft for each of so many sequences, on average: at times for fewer than one."""
+        if sequences >= 1.0:
+            return self.draft_part * self.step(sequences)
+        return self.draft_part * self.step(1.0) * sequences
+
+    def observe_drafts(self, steps: int, depth: int, drafts: int, seconds: float) -> None:
+        """Takes in what proposing took: in so many steps, up to `depth` for a sequence, so many in all."""
+        whole = steps * depth * self.step(max(1.0, drafts / (steps * depth)))
+        self.draft_part += DRAFT_GAIN * (seconds / whole - self.draft_part)
 
     def _at(self, tokens: float) -> float:
         known, curve = self._known, self._curve

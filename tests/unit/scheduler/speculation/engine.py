@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from quire.v1 import types_pb2
 from services.scheduler.speculation.acceptance import Habit
-from services.scheduler.speculation.controller import Controller
+from services.scheduler.speculation.controller import Controller, Drafting
 
 Seconds = Callable[[float], float]
 """Of a step, by its tokens."""
@@ -20,7 +20,7 @@ class Engine:
 
     chances: Sequence[float]
     step: Seconds
-    draft_seconds: float = 0.0  # of proposing one
+    draft_part: float = 0.0  # of a step over those it proposes for, to propose one for each
     proposes: float = 1.0  # how often anything is proposed
     noise: float = 0.0
     stated: tuple[float, float] | None = None  # seconds of a token's step and tokens of prefill per second, as claimed
@@ -42,9 +42,17 @@ class Engine:
             decode_step_seconds=step,
             prefill_tokens_per_second=rate,
             speculation=types_pb2.SpeculationDescription(
-                proposer="draft", max_draft_tokens=16, draft_token_seconds=self.draft_seconds
+                proposer="draft", max_draft_tokens=16, draft_token_seconds=self.draft_part * self.step(1)
             ),
         )
+
+    def rate(self, limits: Sequence[int]) -> float:
+        """Tokens per second that these draft limits give in theory, where something is always proposed."""
+        tokens = sum(
+            sum(chance**k for k in range(limit + 1)) for chance, limit in zip(self.chances, limits, strict=True)
+        )
+        drafting = sum(self.step(sum(limit > k for limit in limits)) for k in range(max(limits)))
+        return tokens / (self.step(len(limits) + sum(limits)) + self.draft_part * drafting)
 
     def run(self, controller: Controller, seconds: float) -> float:
         """Tokens per second over so much time from now."""
@@ -57,10 +65,10 @@ class Engine:
             grant = controller.grant(habits, steps, self.now)
             limits = [grant.drafts(habit) for habit in habits]
             self.limits.append(limits)
-            proposed_count, spent, drafting = 0, 0.0, 0.0
+            proposed_count, depth, spent, drafting = 0, 0, 0.0, 0.0
             drafting_steps = [0] * len(habits)
             for step in range(steps):
-                proposed_in_step = 0
+                proposed_in_step, by_position = 0, [0] * 16
                 for at, (habit, limit, chance) in enumerate(zip(habits, limits, self.chances, strict=True)):
                     if habit is grant.probed and step >= grant.probe_steps:
                         limit = 0
@@ -74,12 +82,20 @@ class Engine:
                     self.tokens += accepted
                     proposed_in_step += proposed
                     drafting_steps[at] += proposed > 0
+                    depth = max(depth, proposed)
+                    for position in range(proposed):
+                        by_position[position] += 1
                     controller.acceptance.add(habit, limit, proposed, accepted)
                 proposed_count += proposed_in_step
-                drafting += self.draft_seconds * proposed_in_step
+                drafting += self.draft_part * sum(self.step(count) for count in by_position if count)
                 spent += self.step(len(habits) + proposed_in_step) * draw.uniform(1 - self.noise, 1 + self.noise)
             self.now += spent + drafting
             controller.observe(
-                steps, steps * len(habits), proposed_count, max(drafting_steps), spent + drafting, drafting
+                steps,
+                steps * len(habits),
+                proposed_count,
+                Drafting(max(drafting_steps), depth),
+                spent + drafting,
+                drafting,
             )
         return (self.tokens - before) / (self.now - start)

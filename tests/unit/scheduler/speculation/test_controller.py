@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
+from statistics import fmean
 
 import pytest
 
@@ -39,21 +39,30 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize(("drafting", "proposes"), [(0.0, 1.0), (0.1, 1.0), (0.0, 0.3)])
+@pytest.mark.parametrize("drafting", [0.0, 0.1])
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("cost", COSTS)
-def test_it_is_about_as_fast_as_the_best_fixed_length(cost: str, batch: str, drafting: float, proposes: float) -> None:
-    """Within 0.97 of it once costs are learned; never below 0.98 of no drafts, what it takes to learn included."""
-    step = COSTS[cost]
-    engine = Engine(BATCHES[batch], step, drafting * step(1), proposes, noise=0.05)
-    fixed = {k: dataclasses.replace(engine).run(Controller(engine.describe(), k), 10.0) for k in FIXED}
+def test_it_is_about_as_fast_as_the_best_fixed_length(cost: str, batch: str, drafting: float) -> None:
+    """Within 0.97 of it, probes included, by what theory says of the limits that it came to."""
+    engine = Engine(BATCHES[batch], COSTS[cost], drafting, noise=0.05)
     controller = Controller(engine.describe(), None)
-    first = engine.run(controller, 10.0)
-    rate = engine.run(controller, 10.0)
-    best = max(fixed, key=lambda k: fixed[k])
-    least = 0.97 if proposes == 1.0 else 0.93
-    assert rate >= least * fixed[best], f"{rate:.1f} instead of {fixed[best]:.1f} with {best}: {engine.limits[-1]}"
-    assert min(first, rate) >= 0.98 * fixed[0]
+    seconds = 10.0 if cost == "memory" else 5.0  # few steps take long there
+    engine.run(controller, seconds)
+    settled = len(engine.limits)
+    engine.run(controller, seconds)
+    rate = fmean(map(engine.rate, engine.limits[settled:]))
+    best = max(engine.rate([k] * len(engine.chances)) for k in FIXED)
+    assert rate >= 0.97 * best, f"{rate:.1f} instead of {best:.1f}: {engine.limits[-1]}"
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.9])
+def test_drafts_that_are_proposed_at_times_only_are_no_loss(chance: float) -> None:
+    """As of prompt lookup, which has nothing to say of most steps."""
+    engine = Engine([chance] * 2, compute_bound, proposes=0.2, noise=0.05)
+    controller = Controller(engine.describe(), None)
+    engine.run(controller, 5.0)
+    plain = engine.rate([0, 0])
+    assert engine.run(controller, 5.0) >= (1.2 if chance else 0.98) * plain
 
 
 @pytest.mark.parametrize("cost", ["memory", "compute"])
@@ -62,9 +71,9 @@ def test_it_stays_with_what_it_chose(cost: str, chance: float) -> None:
     """Where nothing changes the limit stays too, but for probes, and for a few drafts where they cost little."""
     engine = Engine([chance], COSTS[cost], noise=0.1)
     controller = Controller(engine.describe(), None)
-    engine.run(controller, 10.0)
+    engine.run(controller, 5.0)
     chosen = []
-    for _ in range(400):
+    for _ in range(200):
         engine.run(controller, 0.05)
         chosen.append(controller.limits[engine.habits[0].kind])
     assert cost == "memory" or max(chosen) - min(chosen) <= 2
@@ -76,17 +85,16 @@ def test_it_finds_out_what_steps_take_whatever_is_claimed(claimed: float) -> Non
     engine = Engine([0.9], memory_bound, stated=(claimed * memory_bound(1), 5000.0 / claimed), noise=0.05)
     controller = Controller(engine.describe(), None)
     engine.run(controller, 5.0)
-    best = dataclasses.replace(engine).run(Controller(engine.describe(), 16), 10.0)
-    assert engine.run(controller, 10.0) >= 0.97 * best
+    assert engine.rate(engine.limits[-1]) >= 0.97 * engine.rate([16])
 
 
 def test_probes_cost_no_more_than_their_share() -> None:
     """Drafts that are never accepted, where each costs as much as a token: what is lost is what probes may cost."""
     engine = Engine([0.0] * 4, lambda tokens: 0.001 * tokens, noise=0.0)
     controller = Controller(engine.describe(), None)
-    engine.run(controller, 10.0)
-    plain = dataclasses.replace(engine).run(Controller(engine.describe(), 0), 20.0)
-    probing = engine.run(controller, 20.0)
+    engine.run(controller, 5.0)
+    plain = engine.rate([0] * 4)
+    probing = engine.run(controller, 10.0)
     assert (1 - 1.5 * PROBE_SHARE) * plain <= probing < plain
 
 
@@ -106,7 +114,7 @@ def test_drafts_that_begin_to_be_accepted_are_found_out() -> None:
 
 def test_a_burst_ends_drafts_and_they_come_back_at_once() -> None:
     """G7: with many sequences no draft pays; once one of them is alone again, its drafts are what they were."""
-    engine = Engine([0.95], compute_bound, draft_seconds=0.0003)
+    engine = Engine([0.95], compute_bound, draft_part=0.1)
     controller = Controller(engine.describe(), None)
     engine.run(controller, 5.0)
     alone = engine.habits[0]
@@ -126,7 +134,7 @@ def test_a_request_sets_the_most() -> None:
     engine.run(controller, 2.0)
     for most, habit in zip((0, 3, 16), engine.habits, strict=True):
         habit.most = most
-    grant = controller.grant(engine.habits, 2, engine.now)
+    grant = controller.steady(engine.habits)
     assert [grant.drafts(habit) for habit in engine.habits[:2]] == [0, 3]
     assert grant.drafts(engine.habits[2]) > 3
 
