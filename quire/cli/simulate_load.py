@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from tqdm import tqdm
 from quire.bench.workload import TraceScale
 from quire.cli.common import Failure, failures, parser
 from quire.simulation import policies
+from quire.simulation.drafts import Drafts
 from quire.simulation.load import Lengths, Load, Tenant, arriving, closed, recorded
 from quire.simulation.measures import Targets
 from quire.simulation.run import Run, simulate
@@ -24,6 +26,7 @@ from quire.simulation.table import table
 from quire.simulation.world import Scenario
 from services.common.errors import QuireError
 from services.common.plots import check_plot
+from services.common.speculation import AUTO, parse_speculation
 from services.executor.cost_model import Machine
 from services.scheduler.settings import SchedulerSettings
 
@@ -41,11 +44,12 @@ quire simulate --rate 4 --prompt-tokens 256 --output-tokens 128 --requests 1000
 quire simulate --trace azure.csv --trace-lengths 0.125 --executors 4 --policy fair,fcfs,static,no-preemption
 quire simulate --trace mooncake.jsonl --trace-speed 2 --engine h200.json --executors 8 --slo-ttft 2000 --slo-itl 50
 quire simulate --rate 30 --tenant flood:10 --tenant light:1 --plot fairness.png
+quire simulate --concurrency 4 --acceptance 0.8,0.1 --speculation auto,off,2,4,8
 quire bench engine --fit mine.json && quire simulate --engine mine.json --concurrency 32 --json
 """
 LEAST_RATE, MOST_RATE = 1e-5, 1e6
 """Requests a second. Services look at their clocks even where nothing comes, so a year of nothing takes long."""
-NOT_SIMULATED = {"listen", "metrics_listen", "kvmanager", "executors", "policy", "aliases"}
+NOT_SIMULATED = {"listen", "metrics_listen", "kvmanager", "executors", "policy", "aliases", "speculation"}
 
 
 def run(argv: Sequence[str]) -> int:
@@ -66,7 +70,8 @@ def run(argv: Sequence[str]) -> int:
             scenario = _scenario(args)
         except (OSError, ValueError, QuireError) as error:
             raise Failure(str(error)) from None
-        runs = [_run(scenario, policies.policy(name, settings), args) for name in args.policy]
+        ways = itertools.product(args.policy, args.speculation)
+        runs = [_run(scenario, _policy(name, drafts, settings, args), args) for name, drafts in ways]
         if args.plot:
             _plot(runs, args.plot)
     found = {"load": _describe(args, scenario), "engine": scenario.machine.description}
@@ -78,6 +83,12 @@ def run(argv: Sequence[str]) -> int:
 def _run(scenario: Scenario, policy: policies.Policy, args: argparse.Namespace) -> Run:
     with tqdm(desc=policy.name, total=len(scenario.load), unit="", file=sys.stderr, disable=None) as bar:
         return simulate(scenario, policy, args.dollars_per_hour, bar.update)
+
+
+def _policy(name: str, drafts: str, settings: SchedulerSettings, args: argparse.Namespace) -> policies.Policy:
+    """A policy with so many drafts; called after both where several are compared."""
+    chosen = policies.policy(name, settings.model_copy(update={"speculation": drafts}))
+    return chosen if len(args.speculation) == 1 else chosen._replace(name=f"{name}, drafts {drafts}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,6 +133,19 @@ def _parser() -> argparse.ArgumentParser:
     machines.add_argument("--kv-blocks", type=_count, metavar="N", help="of each executor, instead of the engine's")
     machines.add_argument("--max-sequences", type=_count, metavar="N", help="that one step computes")
     machines.add_argument("--max-step-tokens", type=_count, metavar="N", help="that one step computes")
+    machines.add_argument(
+        "--acceptance",
+        type=_acceptances,
+        metavar="P[,P...]",
+        help="drafts are proposed, and each accepted with such a chance; several are spread over the requests",
+    )
+    machines.add_argument(
+        "--draft-cost",
+        type=_not_negative,
+        default=0.1,
+        metavar="X",
+        help="what a step of the draft model takes, as a part of the model's (default: %(default)s)",
+    )
     usual = Latencies()
     machines.add_argument(
         "--link-ms",
@@ -152,6 +176,13 @@ def _parser() -> argparse.ArgumentParser:
         default=["fair"],
         metavar="NAME[,NAME...]",
         help=f"to compare: {', '.join(policies.NAMES)} (default: fair)",
+    )
+    scheduler.add_argument(
+        "--speculation",
+        type=_speculations,
+        default=[AUTO],
+        metavar="K[,K...]",
+        help="drafts of a step, to compare: auto, off, or a number (default: auto)",
     )
     for name, field in _settings_fields():
         scheduler.add_argument(f"--{name.replace('_', '-')}", metavar="X", help=f"{field} (default: %(default)s)")
@@ -212,6 +243,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
         shared_cores=args.shared_cores,
         targets=Targets(_seconds(args.slo_ttft), _seconds(args.slo_itl)),
         window_seconds=args.window,
+        drafts=Drafts(args.acceptance, args.draft_cost) if args.acceptance else None,
     )
 
 
@@ -292,6 +324,23 @@ def _policies(text: str) -> list[str]:
     if unknown:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not one of {', '.join(policies.NAMES)}")
     return names
+
+
+def _speculations(text: str) -> list[str]:
+    for part in text.split(","):
+        try:
+            parse_speculation(part)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return text.split(",")
+
+
+def _acceptances(text: str) -> tuple[float, ...]:
+    chances = tuple(map(float, text.split(",")))
+    for chance in chances:
+        if not 0 <= chance <= 1:
+            raise argparse.ArgumentTypeError(f"{chance:g} is not in 0..1")
+    return chances
 
 
 def _tenant(text: str) -> Tenant:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from quire.simulation.drafts import Drafts, Luck
 from quire.simulation.timeline import Timeline
 from quire.v1 import executor_pb2, types_pb2
 from services.common.errors import QuireError, Reason
@@ -16,7 +18,7 @@ from services.executor.admission import check_plan
 from services.executor.cost_model import CostModel, StepShape
 from services.executor.credit import Credit
 from services.executor.results import Ledger, StepTaken
-from services.executor.sequences import Sequence, Unreported
+from services.executor.sequences import Drafted, Sequence, Unreported
 
 STOP, LENGTH = types_pb2.FINISH_REASON_STOP, types_pb2.FINISH_REASON_LENGTH
 END_TOKEN, OUTPUT_TOKEN = 0, 1
@@ -29,7 +31,9 @@ class Work:
 
     steps: int = 0
     rows: int = 0
-    tokens: int = 0  # computed, prompt and output
+    tokens: int = 0  # that got KV, prompt and output
+    proposed: int = 0  # drafts
+    accepted: int = 0
     busy_seconds: float = 0.0
     held_slot_seconds: float = 0.0  # token slots held, times how long
     filled_slot_seconds: float = 0.0  # those with KV
@@ -38,20 +42,31 @@ class Work:
 class ModelledSequence(Sequence):
     """A sequence of which only lengths are known. Its seed says how long its answer is."""
 
-    __slots__ = ("distance", "end", "known", "reason", "slots")
+    __slots__ = ("distance", "end", "known", "luck", "most", "reason", "slots")
 
-    def __init__(self, state: executor_pb2.SequenceState, slots: int, distance: float) -> None:
+    def __init__(self, state: executor_pb2.SequenceState, slots: int, distance: float, chance: float) -> None:
+        """`chance`: of each of its drafts."""
         self.sequence_id = state.sequence_id
         self.computed = state.computed_length
         self.known = len(state.token_ids)  # prompt and output
         answer = state.sampling.seed
         self.reason = STOP if answer < state.stop.max_tokens else LENGTH
         self.end = state.prompt_length + min(answer, state.stop.max_tokens)
+        self.most = state.prompt_length + state.stop.max_tokens
+        self.luck = Luck(chance, f"{state.request_id} {state.choice} {self.known}")
         self.slots = slots  # tokens that its blocks hold
         self.distance = distance  # how many times as long reading its blocks takes as reading near ones
         self.credit = Credit()
         self.unreported = Unreported()
         self.spoke = False
+
+
+class Row(NamedTuple):
+    """A sequence's part of a step."""
+
+    sequence: ModelledSequence
+    known: int  # tokens
+    drafts: int = 0  # behind them
 
 
 class ModelledExecutor:
@@ -63,6 +78,7 @@ class ModelledExecutor:
         description: types_pb2.ExecutorDescription,
         cost: CostModel,
         stolen: Callable[[], float],
+        drafts: Drafts | None = None,
     ) -> None:
         """`stolen` gives the seconds that others computed on this executor's cores since the last call."""
         self.timeline = timeline
@@ -73,6 +89,7 @@ class ModelledExecutor:
         self.send: Callable[[executor_pb2.StepResults], None] = lambda results: None
         self._cost = cost
         self._stolen = stolen
+        self._drafts = drafts
         self._block_size = description.groups[0].block_size
         self._pools = [(pool.first_block_id, pool.distance) for pool in description.pools]
         self._ledger = Ledger(0)
@@ -113,36 +130,50 @@ class ModelledExecutor:
             return
         self._is_computing = True
         shape = self._shape(rows)
-        seconds = self._cost.seconds(shape) * self.slowdown + self._stolen()
-        self.timeline.at(self.timeline.now + seconds, self._finish, self._ledger, rows, seconds)
+        drafting = 0.0
+        if self._drafts is not None:
+            proposing = [(sequence.known, drafts) for sequence, _, drafts in rows if drafts]
+            drafting = self._drafts.seconds(self._cost, proposing) * self.slowdown
+        seconds = self._cost.seconds(shape) * self.slowdown + drafting + self._stolen()
+        self.timeline.at(self.timeline.now + seconds, self._finish, self._ledger, rows, seconds, drafting)
 
-    def _finish(self, ledger: Ledger, rows: list[tuple[ModelledSequence, int]], seconds: float) -> None:
+    def _finish(self, ledger: Ledger, rows: list[Row], seconds: float, drafting: float) -> None:
         self._is_computing = False
-        tokens = sampled = 0
-        for sequence, count in rows:
+        tokens = sampled = proposed = accepted = 0
+        for sequence, count, drafts in rows:
             tokens += count
+            proposed += drafts
             sampled += sequence.computed + count == sequence.known
         self._count(len(rows), tokens, seconds)
         if ledger is self._ledger:  # else the step belongs to an epoch that is over
-            for sequence, count in rows:
-                if self.sequences.get(sequence.sequence_id) is sequence:
-                    self._advance(sequence, count)
-            ledger.step_taken(StepTaken(seconds, 0.0, tokens, sampled))
-            if (message := ledger.after_step()) is not None:
-                self.send(message)
+            for row in rows:
+                if self.sequences.get(row.sequence.sequence_id) is row.sequence:
+                    accepted += self._advance(row)
+            ledger.step_taken(StepTaken(seconds, 0.0, tokens + proposed, sampled, proposed, drafting))
+        self.work.tokens += accepted
+        self.work.proposed += proposed
+        self.work.accepted += accepted
+        if ledger is self._ledger and (message := ledger.after_step()) is not None:
+            self.send(message)
         self._go_on()
 
-    def _advance(self, sequence: ModelledSequence, count: int) -> bool:
-        """Whether a token of output came."""
-        sequence.computed += count
-        self._filled += count
+    def _advance(self, row: Row) -> int:
+        """Takes in a computed row; drafts that were accepted."""
+        sequence, count, drafts = row
+        news, admits = sequence.unreported, sequence.credit.draft_limit > 0
         sequence.credit.use()
-        news = sequence.unreported
         news.steps += 1
-        if sequence.computed < sequence.known:
+        comes = sequence.computed + count == sequence.known
+        accepted = min(sequence.luck.accepted(drafts), sequence.end - sequence.known - 1) if comes else 0
+        sequence.computed += count + accepted
+        self._filled += count + accepted
+        if admits:
+            news.drafted.append(Drafted(drafts, accepted))
+        if not comes:
             self._ledger.computed(sequence)
-            return False
-        sequence.known += 1
+            return 0
+        sequence.known += 1 + accepted
+        news.token_ids += [OUTPUT_TOKEN] * accepted
         if sequence.known < sequence.end:
             news.token_ids.append(OUTPUT_TOKEN)
             self._ledger.computed(sequence)
@@ -151,7 +182,7 @@ class ModelledExecutor:
             news.token_ids.append(last)
             self._remove(sequence)
             self._ledger.ended(sequence, sequence.reason, last if sequence.reason == STOP else None, None)
-        return True
+        return accepted
 
     def _take(self, plan: executor_pb2.StepPlan) -> None:
         check_plan(plan, self._ledger.epoch, self._ledger.last_plan)
@@ -172,14 +203,16 @@ class ModelledExecutor:
                 self._slots += gained
         for state in plan.enter:
             self._enter(state)
-        for sequence_id, limit, steps in zip(plan.sequence_ids, plan.token_limits, plan.step_counts, strict=True):
+        grants = (plan.sequence_ids, plan.token_limits, plan.step_counts, plan.draft_limits)
+        for sequence_id, limit, steps, drafts in zip(*grants, strict=True):
             granted = self.sequences.get(sequence_id)
             if granted is not None:
-                granted.credit.add(limit, steps)
+                granted.credit.add(limit, steps, drafts)
 
     def _enter(self, state: executor_pb2.SequenceState) -> None:
         blocks = state.blocks[0].block_ids
-        sequence = ModelledSequence(state, len(blocks) * self._block_size, self._distance(blocks[0]))
+        chance = self._drafts.chance(state.request_id) if self._drafts is not None else 0.0
+        sequence = ModelledSequence(state, len(blocks) * self._block_size, self._distance(blocks[0]), chance)
         if sequence.sequence_id in self.sequences:
             raise QuireError(Reason.PROTOCOL, "enter: a sequence id is in use")
         self.sequences[sequence.sequence_id] = sequence
@@ -191,10 +224,10 @@ class ModelledExecutor:
         self._slots -= sequence.slots
         self._filled -= sequence.computed
 
-    def _choose_rows(self) -> list[tuple[ModelledSequence, int]]:
+    def _choose_rows(self) -> list[Row]:
         """Every sequence with credit, up to the limits of a step, and how many tokens of it, as the real one does."""
         most, left = self.description.max_sequences, self.description.max_step_tokens
-        rows: list[tuple[ModelledSequence, int]] = []
+        rows: list[Row] = []
         is_crowded = False
         for sequence in self.sequences.values():
             if not sequence.credit.steps:
@@ -207,20 +240,35 @@ class ModelledExecutor:
             if count > left or len(rows) == most:
                 is_crowded = True
                 continue
-            rows.append((sequence, count))
+            rows.append(Row(sequence, count))
             left -= count
         if is_crowded:  # the others go first next time
-            for sequence, _ in rows:
-                self.sequences[sequence.sequence_id] = self.sequences.pop(sequence.sequence_id)
-        return rows
+            for row in rows:
+                self.sequences[row.sequence.sequence_id] = self.sequences.pop(row.sequence.sequence_id)
+        return rows if self._drafts is None else self._add_drafts(rows, left)
 
-    def _shape(self, rows: list[tuple[ModelledSequence, int]]) -> StepShape:
+    def _add_drafts(self, rows: list[Row], left: int) -> list[Row]:
+        """As many as are granted and have room, in the step, the blocks and the budget."""
+        with_drafts = []
+        for row in rows:
+            sequence, end = row.sequence, row.sequence.computed + row.known
+            room = 0
+            if sequence.credit.draft_limit and end == sequence.known:
+                limits = (sequence.credit.draft_limit, left, sequence.slots - end, sequence.most - end - 1)
+                room = max(0, min(limits))
+            left -= room
+            with_drafts.append(row._replace(drafts=room))
+        return with_drafts
+
+    def _shape(self, rows: list[Row]) -> StepShape:
         decode_rows = prompt_tokens = prompt_pairs = 0
         context_tokens = 0.0
-        for sequence, count in rows:
+        for sequence, count, drafts in rows:
             if count == 1:
                 decode_rows += 1
                 context_tokens += (sequence.computed + 1) * sequence.distance
+                prompt_tokens += drafts
+                prompt_pairs += drafts * (sequence.computed + 1) + drafts * (drafts + 1) // 2
             else:
                 prompt_tokens += count
                 prompt_pairs += count * sequence.computed + count * (count + 1) // 2
@@ -255,7 +303,7 @@ class PaddedExecutor(ModelledExecutor):
         else:
             self._padding_rows = self._padding_context = 0
 
-    def _shape(self, rows: list[tuple[ModelledSequence, int]]) -> StepShape:
+    def _shape(self, rows: list[Row]) -> StepShape:
         shape = super()._shape(rows)
         self._padding_context += self._padding_rows
         return shape._replace(

@@ -42,6 +42,8 @@ def report(world: World, policy: str, dollars_per_hour: float) -> dict[str, Any]
         "cached_share": _ratio(measures.cached_tokens, measures.prompt_tokens),
         "preemptions": sum(counters.preemptions for counters in state.totals.values()),
         "recomputed_tokens": max(0, sum(work.tokens for work in works) - wanted),
+        "drafts_proposed": sum(work.proposed for work in works),
+        "drafts_accepted": sum(work.accepted for work in works),
         "utilization": _ratio(busy, seconds * len(works)),
         "rows_per_step": _ratio(sum(work.rows for work in works), steps),
         "kv_held_share": _ratio(held, busy * slots),

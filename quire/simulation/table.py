@@ -44,6 +44,8 @@ ROWS: Sequence[tuple[str, Callable[[Report], str]]] = (
     ("queue, ms", _spread("queue_ms")),
     ("within targets", _share("good_share")),
     ("good requests/s", _number("goodput_request_s", 2)),
+    ("drafts proposed", _number("drafts_proposed", 0)),
+    ("drafts accepted", _number("drafts_accepted", 0)),
     ("executors busy", _share("utilization")),
     ("rows a step", _number("rows_per_step")),
     ("prompt tokens cached", _share("cached_share")),

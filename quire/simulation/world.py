@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from quire.simulation.drafts import Drafts
 from quire.simulation.gateway import SimulatedGateway
 from quire.simulation.kvmanager import LEASE_SECONDS, SimulatedKvManager
 from quire.simulation.load import Load, Prompts, Tenant
@@ -39,6 +40,7 @@ class Scenario:
     shared_cores: float = 0.0  # part of the services' time in which executors stand still
     targets: Targets = field(default_factory=Targets)
     window_seconds: float = 10.0  # of fairness
+    drafts: Drafts | None = None  # what executors propose; None: nothing
 
 
 class Stalled(RuntimeError):
@@ -56,7 +58,9 @@ class World:
         self._stolen = 0.0
         message_seconds = scenario.latencies.message
         self.executors = [
-            policy.executor(self.timeline, describe(scenario, index), scenario.machine.cost, self._take_stolen)
+            policy.executor(
+                self.timeline, describe(scenario, index), scenario.machine.cost, self._take_stolen, scenario.drafts
+            )
             for index in range(scenario.executor_count)
         ]
         self.kvmanager = SimulatedKvManager(
@@ -126,6 +130,7 @@ def describe(scenario: Scenario, index: int) -> types_pb2.ExecutorDescription:
     machine, nodes = scenario.machine, scenario.node_count
     each = max(1, machine.block_count // nodes)
     prompt = min(TYPICAL_PROMPT, machine.max_step_tokens)
+    step = machine.cost.seconds(StepShape(1, prompt, 0, 0))
     prefill = machine.cost.seconds(StepShape(0, 0, prompt, prompt * (prompt + 1) // 2))
     return types_pb2.ExecutorDescription(
         executor_id=f"executor-{index:03}",
@@ -158,6 +163,7 @@ def describe(scenario: Scenario, index: int) -> types_pb2.ExecutorDescription:
         ],
         max_sequences=machine.max_sequences,
         max_step_tokens=machine.max_step_tokens,
-        decode_step_seconds=machine.cost.seconds(StepShape(1, prompt, 0, 0)),
+        decode_step_seconds=step,
         prefill_tokens_per_second=prompt / prefill if prefill else 0.0,
+        speculation=scenario.drafts.describe(step) if scenario.drafts is not None else None,
     )

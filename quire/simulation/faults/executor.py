@@ -11,11 +11,11 @@ from quire.simulation.faults.report import Ended, Reporter, ReportLink
 from quire.simulation.faults.scenario import BLOCK_SIZE, ExecutorShape
 from quire.simulation.faults.slots import Slots
 from quire.simulation.faults.stream import SERVER, End, Stream, Wires
-from quire.simulation.faults.truth import EOS, VOCAB
+from quire.simulation.faults.truth import EOS, VOCAB, guess
 from quire.v1 import executor_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.executor.admission import ModelLimits
-from services.executor.batch import StepLimits
+from services.executor.batch import Row, StepLimits
 from services.executor.core import StepCore
 from services.executor.operations import Copies, Move
 from services.executor.results import Results, StepTaken
@@ -140,6 +140,7 @@ class ExecutorParty(Reporter):
             self._move(core.moves_after())
             self._send(core.ledger.before_rest())
             return
+        self._draft(rows)
         step = core.build(rows)
         self._checks.before_step(self, step)
         tokens = len(step.inputs.token_ids)
@@ -152,11 +153,19 @@ class ExecutorParty(Reporter):
             core.finish(step, outputs)
             self._copy(core.copies_after())
             self._move(core.moves_after())
-            core.ledger.step_taken(StepTaken(seconds, 0.0, tokens, len(step.sampling)))
+            drafts = sum(len(row.draft_ids) for row in rows)
+            core.ledger.step_taken(StepTaken(seconds, 0.0, tokens, len(step.sampling), drafts))
             self._send(core.ledger.after_step())
             self._wake()
 
         self.after(seconds, finish)
+
+    def _draft(self, rows: list[Row]) -> None:
+        """Proposes what will come, with mistakes."""
+        for row in rows:
+            if row.draft_room:
+                rule, tokens = row.sequence.rule, row.sequence.tokens
+                row.draft_ids = guess(tokens, rule.seed, rule.choice, row.draft_room, self._shape.draft_quality)
 
     def _copy(self, copies: Copies) -> None:
         if copies.pairs:
@@ -216,6 +225,9 @@ def describe(executor_id: str, shape: ExecutorShape) -> types_pb2.ExecutorDescri
         ],
         max_sequences=shape.max_sequences,
         max_step_tokens=shape.max_step_tokens,
+        speculation=types_pb2.SpeculationDescription(proposer="draft", max_draft_tokens=shape.most_drafts)
+        if shape.most_drafts
+        else None,
         decode_step_seconds=shape.step_seconds + shape.token_seconds,
         prefill_tokens_per_second=1 / (shape.token_seconds + shape.step_seconds / shape.max_step_tokens),
     )

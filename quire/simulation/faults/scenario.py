@@ -52,6 +52,8 @@ class ExecutorShape:
     max_step_tokens: int
     step_seconds: float
     token_seconds: float
+    most_drafts: int  # of one sequence in a step; 0: it proposes none
+    draft_quality: float  # how often one is right
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ class Scenario:
     step_tokens: int
     max_queued: int
     policy: PolicyName
+    speculation: int | None  # drafts of every step; None: the scheduler chooses
     requests: tuple[Wanted, ...]
     faults: tuple[Fault, ...]
 
@@ -108,7 +111,8 @@ class Scenario:
 def draw(seed: int) -> Scenario:
     """The scenario of a seed."""
     rng = random.Random(seed)
-    executors = tuple(_executor(rng) for _ in range(rng.choice([1, 1, 2, 2, 3, 4])))
+    drafting = random.Random(f"drafts {seed}")
+    executors = tuple(_executor(rng, drafting) for _ in range(rng.choice([1, 1, 2, 2, 3, 4])))
     gateways = rng.choice([1, 1, 2])
     parties = (
         tuple(f"executor-{index}" for index in range(len(executors))),
@@ -128,12 +132,13 @@ def draw(seed: int) -> Scenario:
         step_tokens=rng.choice([0, 0, 8, 16]),
         max_queued=rng.choice([1000, 1000, 1000, 6]),
         policy=rng.choice(["fair", "fair", "fair", "fcfs"]),
+        speculation=drafting.choice([None, None, 0, 1, 3, 16]),
         requests=requests,
         faults=faults,
     )
 
 
-def _executor(rng: random.Random) -> ExecutorShape:
+def _executor(rng: random.Random, drafting: random.Random) -> ExecutorShape:
     return ExecutorShape(
         blocks=rng.choice([14, 20, 28, 40]),
         disk_blocks=rng.choice([0, 24, 48]),
@@ -141,6 +146,8 @@ def _executor(rng: random.Random) -> ExecutorShape:
         max_step_tokens=rng.choice([16, 32]),
         step_seconds=rng.choice([0.004, 0.01]),
         token_seconds=rng.choice([0.0002, 0.001]),
+        most_drafts=drafting.choice([0, 4, 16]),
+        draft_quality=drafting.choice([0.0, 0.5, 0.9]),
     )
 
 

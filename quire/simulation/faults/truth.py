@@ -7,8 +7,8 @@ from array import array
 from collections.abc import Sequence
 
 VOCAB, EOS = 1000, 0
-END_IN = 40
-"""About one token in so many ends the text."""
+END_IN, GUESSES = 40, 64
+"""About one token in so many ends the text; choices from the second number on are luck with drafts."""
 
 
 def next_token(context: Sequence[int], seed: int, choice: int) -> int:
@@ -17,6 +17,19 @@ def next_token(context: Sequence[int], seed: int, choice: int) -> int:
     digest = hashlib.blake2b(array("i", context).tobytes(), digest_size=4, salt=salt).digest()
     value = int.from_bytes(digest, "little")
     return EOS if value % END_IN == 0 else 1 + value % (VOCAB - 1)
+
+
+def guess(tokens: Sequence[int], seed: int, choice: int, most: int, quality: float) -> list[int]:
+    """The tokens that follow, up to `most`: each right with that probability, and at times fewer."""
+    known, drafts = list(tokens), list[int]()
+    for _ in range(most):
+        luck = next_token(known, seed, choice + GUESSES) / VOCAB
+        if luck > 0.95:
+            break
+        token = next_token(known, seed, choice)
+        drafts.append(token if luck < quality else VOCAB - 1 - token)
+        known.append(drafts[-1])
+    return drafts
 
 
 def answer(prompt: Sequence[int], seed: int, choice: int, most: int, *, ends: bool) -> list[int]:

@@ -69,6 +69,7 @@ class World:
             max_queued=scenario.max_queued,
             policy=make_policy(scenario.policy, AGEING_SECONDS),
             lookahead_tokens=scenario.lookahead,
+            speculation=scenario.speculation,
             resume_seconds=RESUME_SECONDS,
             stall_seconds=STALL_SECONDS,
         )
