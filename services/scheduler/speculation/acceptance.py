@@ -99,7 +99,7 @@ class Acceptance:
     def meet(self, habit: Habit) -> int:
         """The kind of a sequence."""
         if habit.kind < 0:
-            self._sort(habit)
+            self.sort(habit)
         return habit.kind
 
     def add(self, habit: Habit, limit: int, proposed: int, accepted: int) -> None:
@@ -117,9 +117,10 @@ class Acceptance:
         if habit.tried > SEQUENCE_MEMORY:
             fade = SEQUENCE_MEMORY / habit.tried
             habit.accepted, habit.tried = habit.accepted * fade, SEQUENCE_MEMORY
-        self._sort(habit)
+        self.sort(habit)
 
-    def _sort(self, habit: Habit) -> None:
+    def sort(self, habit: Habit) -> None:
+        """Finds a sequence's kind by what is known now: of itself, and, as far as that is little, of all others."""
         part = (habit.accepted + SEQUENCE_PRIOR * self.overall) / (habit.tried + SEQUENCE_PRIOR)
         kind = habit.kind
         if kind >= 0:

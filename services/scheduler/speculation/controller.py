@@ -19,6 +19,8 @@ REVISE_SECONDS, OTHER_BATCH = 0.1, 1.25
 PROBE_SHARE, PROBE_SAVINGS, FIRST_STEPS = 0.005, 0.5, 5
 """Part of the time that probes may cost, the most seconds that are saved for them, and the steps that they may cost at
 first, when nothing is known."""
+LEAST_PRICE = 0.25
+"""Part of a probe's time that counts as its cost, however many tokens it may give."""
 PROBE_DRAFTS, LEAST_PROBE_STEPS = (2, 4, 2, 8, 2, 16), 2
 """In turns: a few tell whether any are accepted, many what steps of many tokens take."""
 BATCH_PROBE_SECONDS = 1.0
@@ -61,7 +63,8 @@ class Controller:
         self.acceptance = Acceptance()
         self.limits = [min(fixed or 0, self.most)] * KINDS
         self._fixed = fixed is not None
-        self._proposing = [[1.0] * MAX_DRAFT_TOKENS] * KINDS  # how likely drafts are proposed, by position
+        self._expected = [Group(kind, 1, *self.acceptance.kinds[kind].expect(NOMINAL[kind])) for kind in range(KINDS)]
+        self._rate = 1 / self.cost.step(1)  # tokens per second that are expected
         self._counts, self._rows = [0] * KINDS, 0  # of the batch that was chosen for
         self._revised_at = self._batch_probe_at = float("-inf")
         self._others: list[tuple[list[int], float]] = []  # limits to probe, and what part of the tokens that costs
@@ -94,11 +97,11 @@ class Controller:
         """Drafts for sequences that decode, of which each gets up to `steps` steps now."""
         if self._fixed:
             return Grant(self.limits)
-        counts, meet = [0] * KINDS, self.acceptance.meet
-        for habit in habits:
-            if habit.most:
-                counts[meet(habit)] += 1
+        counts = self._count(habits)
         if self._is_due(counts, len(habits), now):
+            for habit in habits:
+                self.acceptance.sort(habit)
+            counts = self._count(habits)
             self._revise(counts, len(habits), now)
         if self._others and now >= self._batch_probe_at + BATCH_PROBE_SECONDS:
             limits, lost = self._others[0]
@@ -111,6 +114,15 @@ class Controller:
         if any(self.limits[kind] == 0 for kind, count in enumerate(counts) if count):
             return self._probe(habits, steps)
         return Grant(self.limits)
+
+    def _count(self, habits: Sequence[Habit]) -> list[int]:
+        """Sequences that may have drafts, by kind."""
+        counts, meet = [0] * KINDS, self.acceptance.meet
+        for habit in habits:
+            kind = meet(habit)
+            if habit.most:
+                counts[kind] += 1
+        return counts
 
     def _is_due(self, counts: list[int], rows: int, now: float) -> bool:
         if now - self._revised_at >= REVISE_SECONDS:
@@ -126,7 +138,7 @@ class Controller:
         for kind, count in enumerate(counts):
             if count:
                 group = Group(kind, count, *self.acceptance.kinds[kind].expect(NOMINAL[kind]))
-                self._proposing[kind] = list(group.proposed)
+                self._expected[kind] = group
                 groups.append(group)
         if not groups:
             return
@@ -139,6 +151,7 @@ class Controller:
             limits, chosen = best.limits, best.rate
         elif off > present * (1 + MARGIN):
             limits, chosen = plain, off
+        self._rate = chosen
         for group, limit in zip(groups, limits, strict=True):
             self.limits[group.kind] = limit
         if any(limits) and not self._others:
@@ -156,8 +169,10 @@ class Controller:
         waiting = [habit for habit in habits if habit.most and not limits[habit.kind]]
         probed = waiting[self._turn % len(waiting)]
         most = min(PROBE_DRAFTS[self._turn % len(PROBE_DRAFTS)], self.most)
-        drafts = sum(self._proposing[probed.kind][:most])
-        price = cost.step(rows + drafts) - cost.step(rows) + cost.draft(1.0) * drafts
+        expected = self._expected[probed.kind]
+        drafts = sum(expected.proposed[:most])
+        seconds = cost.step(rows + drafts) - cost.step(rows) + cost.draft(1.0) * drafts
+        price = max(seconds - sum(expected.accepted[:most]) / self._rate, LEAST_PRICE * seconds)
         affordable = steps if price * steps <= self._budget else int(self._budget / price)
         if affordable < min(LEAST_PROBE_STEPS, steps):
             return Grant(limits)
