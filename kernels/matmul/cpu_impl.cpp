@@ -14,11 +14,12 @@ namespace {
 struct F32 {
   template <int kTokens, int kVectors>
   QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector,
-                        Tile<kTokens, kVectors>& tile) {
+                        Tile<kTokens, kVectors>& tile, Fetch& fetch) {
     const float* w = (const float*)panel + vector * kLanes;
     const float* x = in.values + size_t(first) * in.k;
     for (int k = 0; k < in.k; k++, w += kPanelRows) {
       if constexpr (kTokens == 1) prefetch(w + kStreamAhead / 4);
+      if constexpr (kTokens > 1) fetch_beside(fetch, 128);
       F row[kVectors];
       QUIRE_UNROLL for (int v = 0; v < kVectors; v++) row[v] = load(w + v * kLanes);
       QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
@@ -32,12 +33,13 @@ struct F32 {
 struct Bf16 {
   template <int kTokens, int kVectors>
   QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector,
-                        Tile<kTokens, kVectors>& tile) {
+                        Tile<kTokens, kVectors>& tile, Fetch& fetch) {
     const uint16_t* w = (const uint16_t*)panel + vector * kLanes * 2;
 #if QUIRE_LEVEL >= 3
     const uint16_t* x = in.bf16 + size_t(first) * in.k;
     for (int k = 0; k < in.k; k += 2, w += 2 * kPanelRows) {
       if constexpr (kTokens == 1) stream_ahead<128>((const uint8_t*)w);
+      if constexpr (kTokens > 1) fetch_beside(fetch, 128);
       QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
         const B value = splat_quad((const int8_t*)(x + size_t(t) * in.k + k));
         QUIRE_UNROLL for (int v = 0; v < kVectors; v++) tile.sums[t][v] =
@@ -48,6 +50,7 @@ struct Bf16 {
     const float* x = in.values + size_t(first) * in.k;
     for (int k = 0; k < in.k; k += 2, w += 2 * kPanelRows) {
       if constexpr (kTokens == 1) stream_ahead<128>((const uint8_t*)w);
+      if constexpr (kTokens > 1) fetch_beside(fetch, 128);
       Pairs pairs[kVectors];
       QUIRE_UNROLL for (int v = 0; v < kVectors; v++) pairs[v] = load_pairs(w + v * kLanes * 2);
       QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
@@ -65,13 +68,14 @@ struct Bf16 {
 struct Int8 {
   template <int kTokens, int kVectors>
   QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector,
-                        Tile<kTokens, kVectors>& tile) {
+                        Tile<kTokens, kVectors>& tile, Fetch& fetch) {
     constexpr int kGroupBytes = 1024;
     const uint8_t* w = panel + vector * kLanes * 4;
     const int8_t* x = in.int8 + size_t(first) * in.k;
     const int groups = in.k / 32;
     for (int g = 0; g < groups; g++, w += kGroupBytes, x += 32) {
       if constexpr (kTokens == 1) stream_ahead<kGroupBytes>(w);
+      if constexpr (kTokens > 1) fetch_beside(fetch, kGroupBytes);
       ByteDot dots[kTokens][kVectors];
       QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
         QUIRE_UNROLL for (int v = 0; v < kVectors; v++) clear(dots[t][v]);
@@ -105,13 +109,14 @@ struct Int8 {
 struct Int8Fine {
   template <int kTokens, int kVectors>
   QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector,
-                        Tile<kTokens, kVectors>& tile) {
+                        Tile<kTokens, kVectors>& tile, Fetch& fetch) {
     constexpr int kGroupBytes = 1088;
     const uint8_t* w = panel + vector * kLanes * 4;
     const int16_t* x = in.int16 + size_t(first) * in.k;
     const int groups = in.k / 32;
     for (int g = 0; g < groups; g++, w += kGroupBytes, x += 32) {
       if constexpr (kTokens == 1) stream_ahead<kGroupBytes>(w);
+      if constexpr (kTokens > 1) fetch_beside(fetch, kGroupBytes);
       FineDot dots[kTokens][kVectors];
       QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
         QUIRE_UNROLL for (int v = 0; v < kVectors; v++) clear(dots[t][v]);
@@ -142,7 +147,7 @@ struct Int8Fine {
 struct Float8 {
   template <int kTokens, int kVectors>
   QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector,
-                        Tile<kTokens, kVectors>& tile) {
+                        Tile<kTokens, kVectors>& tile, Fetch& fetch) {
     const uint8_t* w = panel + vector * kLanes;
     const float* x = in.values + size_t(first) * in.k;
     const float* d = (const float*)(panel + size_t(in.k) * kPanelRows) + vector * kLanes;
@@ -152,6 +157,7 @@ struct Float8 {
       block.clear_all(block);
       for (int k = start; k < end; k += 2, w += 2 * kPanelRows) {
         if constexpr (kTokens == 1) prefetch(w + kStreamAhead);
+        if constexpr (kTokens > 1) fetch_beside(fetch, 2 * kPanelRows);
         QUIRE_UNROLL for (int i = 0; i < 2; i++) {
           F row[kVectors];
           QUIRE_UNROLL for (int v = 0; v < kVectors; v++) row[v] = load_f8(w + i * kPanelRows + v * kLanes);
@@ -176,7 +182,7 @@ template <int kParts, Offset kOffset>
 struct Int4 {
   template <int kTokens, int kVectors>
   QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector,
-                        Tile<kTokens, kVectors>& tile) {
+                        Tile<kTokens, kVectors>& tile, Fetch& fetch) {
     constexpr int kNibbleBytes = kParts * 512;
     constexpr int kGroupBytes = kNibbleBytes + (kOffset == Offset::kMinimum ? 128 : kOffset == Offset::kZero ? 96 : 64);
     const uint8_t* w = panel + vector * kLanes * 4;
@@ -191,6 +197,7 @@ struct Int4 {
       }
       for (int part = 0; part < kParts; part++, x += 32) {
         if constexpr (kTokens == 1) stream_ahead<kGroupBytes / kParts>(w + part * 512);
+        if constexpr (kTokens > 1) fetch_beside(fetch, kGroupBytes / kParts);
         NibbleDot dots[kTokens][kVectors];
         multiply_nibbles(w + part * 512, x, in.k, dots);
         if constexpr (kParts == 1) {
@@ -220,50 +227,50 @@ struct Int4 {
   }
 };
 
+// Vectors of rows that a tile of so many tokens has.
+constexpr int tile_vectors(int tokens) { return tokens <= 2 ? kPanelVectors : kTileVectors; }
+
 template <class Weights, int kTokens>
-__attribute__((noinline)) void run_tile(const uint8_t* panel, const Activation& in, int first, float* out) {
-  constexpr int kVectors = kTokens <= 2 ? kPanelVectors : kTileVectors;
+__attribute__((noinline)) void run_tile(const uint8_t* panel, const Activation& in, int first, float* out,
+                                        Fetch& fetch) {
+  constexpr int kVectors = tile_vectors(kTokens);
   for (int vector = 0; vector < kPanelVectors; vector += kVectors) {
     Tile<kTokens, kVectors> tile;
     tile.clear_all(tile);
-    Weights::run(panel, in, first, vector, tile);
+    Weights::run(panel, in, first, vector, tile, fetch);
     tile.store_all(tile, out, vector);
   }
 }
 
 template <class Weights>
-void run_larger_tile(int count, const uint8_t* panel, const Activation& in, int first, float* out) {
-  if (count == 4) return run_tile<Weights, 4>(panel, in, first, out);
+void run_larger_tile(int count, const uint8_t* panel, const Activation& in, int first, float* out, Fetch& fetch) {
+  if (count == 4) return run_tile<Weights, 4>(panel, in, first, out, fetch);
   if constexpr (kTileTokens > 4) {
-    if (count == 5) return run_tile<Weights, 5>(panel, in, first, out);
-    run_tile<Weights, 6>(panel, in, first, out);
+    if (count == 5) return run_tile<Weights, 5>(panel, in, first, out, fetch);
+    run_tile<Weights, 6>(panel, in, first, out, fetch);
   }
 }
 
 template <class Weights>
 void run_panel(const uint8_t* panel, const Activation& in, int first, int count, float* out, Ahead ahead) {
   const int tiles = (count + kTileTokens - 1) / kTileTokens;
-  const size_t step = (ahead.bytes / tiles + 127) / 64 * 64;
-  size_t fetched = 0;
+  Fetch fetch{ahead.at, ahead.at + ahead.bytes};  // not for a single token: its weights are streamed
   for (int i = 0; i < tiles; i++) {
     const int from = i * count / tiles, to = (i + 1) * count / tiles;
-    if (count > 1) {  // a single token's weights are streamed
-      for (size_t end = fetched + step; fetched < end && fetched < ahead.bytes; fetched += 64)
-        prefetch_far(ahead.at + fetched);
-    }
+    fetch.pace = uint32_t((1 << 16) * tile_vectors(to - from) / (kPanelVectors * tiles) + 1);
     float* result = out + from * kPanelRows;
     switch (to - from) {
       case 1:
-        run_tile<Weights, 1>(panel, in, first + from, result);
+        run_tile<Weights, 1>(panel, in, first + from, result, fetch);
         break;
       case 2:
-        run_tile<Weights, 2>(panel, in, first + from, result);
+        run_tile<Weights, 2>(panel, in, first + from, result, fetch);
         break;
       case 3:
-        run_tile<Weights, 3>(panel, in, first + from, result);
+        run_tile<Weights, 3>(panel, in, first + from, result, fetch);
         break;
       default:
-        if constexpr (kTileTokens > 3) run_larger_tile<Weights>(to - from, panel, in, first + from, result);
+        if constexpr (kTileTokens > 3) run_larger_tile<Weights>(to - from, panel, in, first + from, result, fetch);
     }
   }
 }

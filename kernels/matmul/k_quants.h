@@ -9,7 +9,7 @@ namespace quire::QUIRE_ISA {
 struct Q4k {
   template <int kTokens, int kVectors>
   QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector,
-                        Tile<kTokens, kVectors>& tile) {
+                        Tile<kTokens, kVectors>& tile, Fetch& fetch) {
     const int8_t* x = in.int8 + size_t(first) * in.k;
     const int groups = in.k / 256;
     for (int g = 0; g < groups; g++, panel += panel_bytes(kQ4k, 256)) {
@@ -17,8 +17,10 @@ struct Q4k {
       const int8_t* steps = (const int8_t*)panel + 128 + vector * kLanes;
       const uint8_t* w = panel + kQ4kHeader + vector * kLanes * 4;
       if constexpr (kTokens == 1) stream_ahead<kQ4kHeader>(panel);
+      if constexpr (kTokens > 1) fetch_beside(fetch, kQ4kHeader);
       for (int part = 0; part < 8; part++, x += 32, steps += kPanelRows, w += 512) {
         if constexpr (kTokens == 1) stream_ahead<512>(w);
+        if constexpr (kTokens > 1) fetch_beside(fetch, 512);
         NibbleDot dots[kTokens][kVectors];
         multiply_nibbles(w, x, in.k, dots);
         F scales[kVectors], minima[kVectors];
@@ -43,7 +45,7 @@ struct Q4k {
 struct Q6k {
   template <int kTokens, int kVectors>
   QUIRE_INLINE void run(const uint8_t* panel, const Activation& in, int first, int vector,
-                        Tile<kTokens, kVectors>& tile) {
+                        Tile<kTokens, kVectors>& tile, Fetch& fetch) {
     const int16_t* x = in.int16 + size_t(first) * in.k;
     const int groups = in.k / 256;
     for (int g = 0; g < groups; g++, panel += panel_bytes(kQ6k, 256)) {
@@ -51,8 +53,10 @@ struct Q6k {
       const int8_t* steps = (const int8_t*)panel + 64 + vector * kLanes;
       const uint8_t* w = panel + kQ6kHeader + vector * kLanes * 4;
       if constexpr (kTokens == 1) stream_ahead<kQ6kHeader>(panel);
+      if constexpr (kTokens > 1) fetch_beside(fetch, kQ6kHeader);
       for (int part = 0; part < 16; part++, x += 16, steps += kPanelRows, w += 384) {
         if constexpr (kTokens == 1) stream_ahead<384>(w);
+        if constexpr (kTokens > 1) fetch_beside(fetch, 384);
         FineDot dots[kTokens][kVectors];
         QUIRE_UNROLL for (int t = 0; t < kTokens; t++) {
           QUIRE_UNROLL for (int v = 0; v < kVectors; v++) clear(dots[t][v]);

@@ -31,6 +31,23 @@ QUIRE_INLINE void stream_ahead(const uint8_t* at) {
   QUIRE_UNROLL for (int i = 0; i < kBytes; i += 64) prefetch(at + kStreamAhead + i);
 }
 
+// What the next work reads, fetched evenly while tiles are computed: at once it would only be waited for.
+struct Fetch {
+  const uint8_t* at;
+  const uint8_t* end;
+  uint32_t pace = 0;  // bytes to fetch for each byte read, in units of 2^-16
+  uint32_t due = 0;   // in the same units
+};
+
+// Tells that `bytes` of the panel, all rows, are being read.
+QUIRE_INLINE void fetch_beside(Fetch& fetch, uint32_t bytes) {
+  constexpr uint32_t kLine = 64u << 16;
+  for (fetch.due += bytes * fetch.pace; fetch.due >= kLine && fetch.at < fetch.end; fetch.due -= kLine) {
+    prefetch_far(fetch.at);
+    fetch.at += 64;
+  }
+}
+
 // dots = 32 nibbles of each row times 32 int8 of each token, which lie `k` apart.
 template <int kTokens, int kVectors>
 QUIRE_INLINE void multiply_nibbles(const uint8_t* w, const int8_t* x, int k, NibbleDot (&dots)[kTokens][kVectors]) {
