@@ -5,8 +5,9 @@ The logits are fp32, all sums are float64, logs are natural. Equal logits win by
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +57,11 @@ def compare(logits: Sequence[Float32], targets: Int32) -> tuple[Float64, list[Di
 
     The log probabilities [M, R] of one target per row, and how far all but the first are from that.
     """
+    with _one_thread():
+        return _compare(logits, targets)
+
+
+def _compare(logits: Sequence[Float32], targets: Int32) -> tuple[Float64, list[Distance]]:
     reference, *others = logits
     rows = len(reference)
     likelihoods = np.empty((len(logits), rows))
@@ -80,6 +86,17 @@ def compare(logits: Sequence[Float32], targets: Int32) -> tuple[Float64, list[Di
             kl[i, piece] = divergence.clamp_(min=0).numpy()  # of equals, rounding may leave less
     top = reference.argmax(1)
     return likelihoods, [Distance(top == own.argmax(1), kl[i], error[i]) for i, own in enumerate(others)]
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Rows are too short to share: beside other work threads would mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def summarize_fit(log_likelihoods: Float64, byte_count: int) -> Fit:
