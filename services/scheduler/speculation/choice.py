@@ -28,8 +28,20 @@ class Choice(NamedTuple):
     rate: float  # tokens per second that are expected of the batch
 
 
-def rate(groups: Sequence[Group], limits: Sequence[int], rows: int, cost: StepCost) -> float:
-    """Tokens per second of a batch of `rows` sequences, those of the groups included, with these draft limits."""
+class Forecast(NamedTuple):
+    """Of a step, on average."""
+
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+
+def forecast(groups: Sequence[Group], limits: Sequence[int], rows: int, cost: StepCost) -> Forecast:
+    """A step of a batch of `rows` sequences, those of the groups included, with these draft limits."""
     tokens, drafts, none = float(rows), 0.0, 1.0
     drafting = [0.0] * max(limits, default=0)  # sequences by position
     for group, limit in zip(groups, limits, strict=True):
@@ -39,7 +51,7 @@ def rate(groups: Sequence[Group], limits: Sequence[int], rows: int, cost: StepCo
             none *= _silence(group)
             for position in range(limit):
                 drafting[position] += group.size * group.proposed[position]
-    return tokens / (_seconds(rows, drafts, none, cost) + sum(map(cost.draft, drafting)))
+    return Forecast(tokens, _seconds(rows, drafts, none, cost) + sum(map(cost.draft, drafting)))
 
 
 def choose(
@@ -51,7 +63,7 @@ def choose(
     taken, for a step need not become longer by the same for each token.
     """
     limits = [0] * len(groups)
-    best = Choice(tuple(limits), rate(groups, limits, rows, cost))
+    best = Choice(tuple(limits), forecast(groups, limits, rows, cost).rate)
     tokens, drafts, none = float(rows), 0.0, 1.0
     drafting, proposing = [0.0] * most, 0.0  # sequences by position, and the seconds that takes
     open_groups = set(range(len(groups))) if most > 0 else set()

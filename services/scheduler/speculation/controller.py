@@ -9,7 +9,7 @@ from typing import NamedTuple
 from quire.v1 import types_pb2
 from services.common.speculation import MAX_DRAFT_TOKENS
 from services.scheduler.speculation.acceptance import KINDS, NOMINAL, Acceptance, Habit
-from services.scheduler.speculation.choice import Group, choose, rate
+from services.scheduler.speculation.choice import Group, choose, forecast
 from services.scheduler.speculation.cost import StepCost
 
 MARGIN = 0.015
@@ -64,12 +64,12 @@ class Controller:
         self.limits = [min(fixed or 0, self.most)] * KINDS
         self._fixed = fixed is not None
         self._expected = [Group(kind, 1, *self.acceptance.kinds[kind].expect(NOMINAL[kind])) for kind in range(KINDS)]
-        self._rate = 1 / self.cost.step(1)  # tokens per second that are expected
         self._counts, self._rows = [0] * KINDS, 0  # of the batch that was chosen for
         self._revised_at = self._batch_probe_at = float("-inf")
         self._others: list[tuple[list[int], float]] = []  # limits to probe, and what part of the tokens that costs
         self._budget = FIRST_STEPS * self.cost.step(1)  # seconds that probes may cost
         self._turn = 0  # of those that wait to be probed
+        self._price: float | None = None  # seconds that each step of the next such probe costs
 
     def observe(
         self, steps: int, rows: int, drafts: int, drafting: Drafting, seconds: float, draft_seconds: float
@@ -111,8 +111,10 @@ class Controller:
                 self._batch_probe_at = now
                 self._budget -= price
                 return Grant(limits)
+            if price <= PROBE_SAVINGS:
+                return Grant(self.limits)  # it is saved for; until it is due, the other probes have what there is
         if any(self.limits[kind] == 0 for kind, count in enumerate(counts) if count):
-            return self._probe(habits, steps)
+            return self._probe(habits, counts, steps)
         return Grant(self.limits)
 
     def _count(self, habits: Sequence[Habit]) -> list[int]:
@@ -133,49 +135,58 @@ class Controller:
 
     def _revise(self, counts: list[int], rows: int, now: float) -> None:
         """Chooses anew, and keeps to what was chosen before unless something is clearly better."""
-        self._counts, self._rows, self._revised_at = counts, rows, now
+        self._counts, self._rows, self._revised_at, self._price = counts, rows, now, None
         groups = []
         for kind, count in enumerate(counts):
             if count:
-                group = Group(kind, count, *self.acceptance.kinds[kind].expect(NOMINAL[kind]))
-                self._expected[kind] = group
-                groups.append(group)
+                self._expected[kind] = Group(kind, 1, *self.acceptance.kinds[kind].expect(NOMINAL[kind]))
+                groups.append(self._expected[kind]._replace(size=count))
         if not groups:
             return
         limits: Sequence[int] = [self.limits[group.kind] for group in groups]
         plain = [0] * len(groups)
-        present, off = rate(groups, limits, rows, self.cost), rate(groups, plain, rows, self.cost)
+        present = forecast(groups, limits, rows, self.cost).rate
+        off = forecast(groups, plain, rows, self.cost).rate
         best = choose(groups, rows, self.cost, self.most, max(0, self.room - rows))
         chosen = present
         if best.rate > max(present, off) * (1 + MARGIN):
             limits, chosen = best.limits, best.rate
         elif off > present * (1 + MARGIN):
             limits, chosen = plain, off
-        self._rate = chosen
         for group, limit in zip(groups, limits, strict=True):
             self.limits[group.kind] = limit
         if any(limits) and not self._others:
             deeper = [min(2 * limit, self.most) for limit in limits]
-            value = rate(groups, deeper, rows, self.cost)
+            value = forecast(groups, deeper, rows, self.cost).rate
             self._others = [([0] * KINDS, max(0.0, 1 - off / chosen))]
             if value < chosen:
                 self._others.append(([min(2 * limit, self.most) for limit in self.limits], 1 - value / chosen))
         elif not any(limits):
             self._others = []
 
-    def _probe(self, habits: Sequence[Habit], steps: int) -> Grant:
+    def _probe(self, habits: Sequence[Habit], counts: list[int], steps: int) -> Grant:
         """Drafts for one of those that have none, in turns, as far as what that costs was saved."""
-        limits, cost, rows = self.limits, self.cost, len(habits)
-        waiting = [habit for habit in habits if habit.most and not limits[habit.kind]]
+        waiting = [habit for habit in habits if habit.most and not self.limits[habit.kind]]
         probed = waiting[self._turn % len(waiting)]
         most = min(PROBE_DRAFTS[self._turn % len(PROBE_DRAFTS)], self.most)
-        expected = self._expected[probed.kind]
-        drafts = sum(expected.proposed[:most])
-        seconds = cost.step(rows + drafts) - cost.step(rows) + cost.draft(1.0) * drafts
-        price = max(seconds - sum(expected.accepted[:most]) / self._rate, LEAST_PRICE * seconds)
+        if self._price is None:
+            self._price = self._price_of(probed.kind, most, counts, len(habits))
+        price = self._price
         affordable = steps if price * steps <= self._budget else int(self._budget / price)
         if affordable < min(LEAST_PROBE_STEPS, steps):
-            return Grant(limits)
-        self._turn += 1
-        self._budget -= price * affordable
-        return Grant(limits, probed, most, affordable)
+            return Grant(self.limits)
+        self._turn, self._price = self._turn + 1, None
+        self._budget = max(0.0, self._budget - price * affordable)
+        return Grant(self.limits, probed, most, affordable)
+
+    def _price_of(self, probed: int, most: int, counts: list[int], rows: int) -> float:
+        """Seconds that a step loses where one sequence of a kind has so many drafts more: what they take beside what
+        the tokens that are hoped for would have taken anyway, or a part of it where the hope is great."""
+        groups = [
+            self._expected[kind]._replace(size=count - (kind == probed)) for kind, count in enumerate(counts) if count
+        ]
+        limits = [self.limits[group.kind] for group in groups]
+        groups.append(self._expected[probed])
+        now = forecast(groups, [*limits, 0], rows, self.cost)
+        then = forecast(groups, [*limits, most], rows, self.cost)
+        return max(0.0, then.seconds - then.tokens / now.rate, LEAST_PRICE * (then.seconds - now.seconds))

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from services.scheduler.speculation.choice import Group, choose, rate
+from services.scheduler.speculation.choice import Group, choose, forecast
 from services.scheduler.speculation.cost import StepCost
 
 
@@ -23,8 +23,8 @@ def test_it_is_as_good_as_the_best_of_all(seed: int) -> None:
     groups = [group(kind, draw.randint(1, 4), draw.random(), draw.choice([0.2, 1.0])) for kind in range(3)]
     rows = sum(one.size for one in groups) + draw.randint(0, 3)
     chosen = choose(groups, rows, cost, 6)
-    best = max(rate(groups, limits, rows, cost) for limits in itertools.product(range(7), repeat=3))
-    assert chosen.rate == pytest.approx(rate(groups, chosen.limits, rows, cost))
+    best = max(forecast(groups, limits, rows, cost).rate for limits in itertools.product(range(7), repeat=3))
+    assert chosen.rate == pytest.approx(forecast(groups, chosen.limits, rows, cost).rate)
     assert chosen.rate >= 0.995 * best
 
 
@@ -41,5 +41,5 @@ def test_closed_form() -> None:
     cost, chance = StepCost(1.0, 0.0, 0.1), 0.8
     rates = [(1 - chance ** (k + 1)) / (1 - chance) / (1 + 0.1 * k) for k in range(7)]
     for k, expected in enumerate(rates):
-        assert rate([group(0, 1, chance)], [k], 1, cost) == pytest.approx(expected)
+        assert forecast([group(0, 1, chance)], [k], 1, cost).rate == pytest.approx(expected)
     assert choose([group(0, 1, chance)], 1, cost, 6).rate == pytest.approx(max(rates))
