@@ -1,18 +1,21 @@
 """What does speculation gain, and does it ever cost? One running stack, asked the same with every draft limit in turn.
 
     python -m benchmarks.speculation --rounds 5                      # one request at a time
-    python -m benchmarks.speculation --at-once 1,8,32 --kinds chat,mixed
+    python -m benchmarks.speculation --at-once 8,32 --kinds mixed --rounds 3 --output 64 --json found.json
     python -m benchmarks.speculation --draft early-exit:8
 
 Each round asks all prompts of a kind once for every arm: without drafts, with the controller's choice, with fixed
 limits. Arms begin in another order each round, so that all see the same machine. Prompts are cached before, so that
-decoding is what is measured; texts must be equal whatever the arm. Nothing else should run meanwhile.
+decoding is what is measured; texts must be equal whatever the arm. What counts is the time in which as many requests
+run as shall: from the first token of the first ones until there is no further request for one that ended. Ratios are
+of one round each; intervals are of their mean at 95%. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -21,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.stack import add_stack_flags, stack
@@ -64,9 +67,21 @@ def questions(kind: str) -> list[Question]:
     return [Question([{"role": "user", "content": text}]) for text in json.loads(TEXTS.read_text())[kind]]
 
 
-def ask(client: Client, question: Question, arm: str, tokens: int) -> tuple[int, ...]:
-    """The answer's token ids."""
-    ids: list[int] = []
+T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""Student's t, two-sided at 95%, by degrees of freedom from 1; the last for all further ones."""
+
+
+@dataclass
+class Heard:
+    """One answer, and when its tokens came."""
+
+    ids: list[int]
+    arrivals: list[tuple[float, int]]  # time, tokens
+    started: float
+
+
+def ask(client: Client, question: Question, arm: str, tokens: int) -> Heard:
+    heard = Heard([], [], time.perf_counter())
     for piece in client.stream(
         question.prompt,
         temperature=question.temperature,
@@ -75,26 +90,37 @@ def ask(client: Client, question: Question, arm: str, tokens: int) -> tuple[int,
         ignore_eos=True,
         speculation=arm,
     ):
-        ids += piece.token_ids
-    return tuple(ids)
+        if piece.token_ids:
+            heard.ids += piece.token_ids
+            heard.arrivals.append((time.perf_counter(), len(piece.token_ids)))
+    return heard
 
 
-def run(client: Client, asked: Sequence[Question], arm: str, at_once: int, tokens: int) -> tuple[float, list[object]]:
-    """Output tokens per second over all questions, and their answers."""
-    started = time.perf_counter()
+def run(
+    client: Client, asked: Sequence[Question], arm: str, at_once: int, tokens: int
+) -> tuple[float, list[list[int]]]:
+    """Output tokens per second while all places are taken, and all answers."""
     with ThreadPoolExecutor(at_once) as pool:
-        answers = list(pool.map(lambda question: ask(client, question, arm, tokens), asked))
-    seconds = time.perf_counter() - started
-    return sum(map(len, answers)) / seconds, list(answers)
+        heard = list(pool.map(lambda question: ask(client, question, arm, tokens), asked))
+    return rate(heard, at_once), [one.ids for one in heard]
+
+
+def rate(heard: Sequence[Heard], at_once: int) -> float:
+    """Tokens per second from when the first `at_once` requests have a token until one ends that no other follows."""
+    begin = max(one.arrivals[0][0] for one in heard[:at_once])
+    last_start = max(one.started for one in heard)
+    end = min(one.arrivals[-1][0] for one in heard if one.arrivals[-1][0] > last_start)
+    came = sum(count for one in heard for at, count in one.arrivals if begin < at <= end)
+    return came / (end - begin)
 
 
 def measure(client: Client, kind: str, at_once: int, arms: Sequence[str], rounds: int, tokens: int) -> dict[str, Arm]:
     """All arms in turn, round by round. Exits where an answer is not that of the other arms."""
     found = {arm: Arm() for arm in arms}
     asked = questions(kind)
-    while len(asked) < 2 * at_once:
+    while len(asked) < 3 * at_once:
         asked += questions(kind)
-    _, expected = run(client, asked, "off", at_once, 1)
+    run(client, asked, "off", at_once, 2)
     _, expected = run(client, asked, "off", at_once, tokens)
     for number in range(rounds):
         for place in range(len(arms)):
@@ -110,24 +136,48 @@ def ratios(arms: dict[str, Arm], one: str, other: str) -> list[float]:
     return [a / b for a, b in zip(arms[one].rates, arms[other].rates, strict=True)]
 
 
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Of a ratio: the geometric mean over rounds, and where it lies with 95%."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        logs = [math.log(value) for value in values]
+        mean = statistics.fmean(logs)
+        half = math.inf
+        if len(logs) > 1:
+            half = T95[min(len(logs) - 2, len(T95) - 1)] * statistics.stdev(logs) / math.sqrt(len(logs))
+        return cls(math.exp(mean), math.exp(mean - half), math.exp(min(mean + half, 700.0)))
+
+
 def report(kind: str, at_once: int, arms: dict[str, Arm]) -> str:
     lines = [f"{kind}, {at_once} at once"]
     for name, arm in arms.items():
-        against = ratios(arms, name, "off")
+        of_off = Interval.of(ratios(arms, name, "off"))
         lines.append(
-            f"  {name:>5}{statistics.median(arm.rates):>9.1f} tok/s{statistics.median(against):>8.3f}"
-            f"{f'{min(against):.3f}-{max(against):.3f}':>15}"
+            f"  {name:>5}{statistics.median(arm.rates):>9.1f} tok/s{of_off.mean:>8.3f} of off"
+            f" ({of_off.low:.3f} to {of_off.high:.3f})"
         )
+    best = best_fixed(arms)
+    share = Interval.of(ratios(arms, "auto", best))
+    lines.append(f"  auto is {share.mean:.3f} ({share.low:.3f} to {share.high:.3f}) of the best fixed, {best}")
     return "\n".join(lines)
+
+
+def best_fixed(arms: dict[str, Arm]) -> str:
+    return max((name for name in arms if name != "auto"), key=lambda name: statistics.median(arms[name].rates))
 
 
 def falls_short(kind: str, at_once: int, arms: dict[str, Arm]) -> list[str]:
     """Which bars are missed."""
-    gain = statistics.median(ratios(arms, "auto", "off"))
+    gain, best = Interval.of(ratios(arms, "auto", "off")).mean, best_fixed(arms)
     bar = BARS.get(kind, BATCH_BAR) if at_once == 1 else BATCH_BAR
     missed = [f"{kind} at {at_once}: auto is {gain:.3f} of off, not {bar}"] if gain < bar else []
-    best = max((name for name in arms if name != "auto"), key=lambda name: statistics.median(arms[name].rates))
-    share = statistics.median(ratios(arms, "auto", best))
+    share = Interval.of(ratios(arms, "auto", best)).mean
     if share < FIXED_BAR:
         missed.append(f"{kind} at {at_once}: auto is {share:.3f} of {best}, not {FIXED_BAR}")
     return missed
@@ -142,9 +192,10 @@ def main(argv: Sequence[str]) -> int:
     top.add_argument("--at-once", type=lambda text: [int(part) for part in text.split(",")], default=[1])
     top.add_argument("--output", type=int, default=128)
     top.add_argument("--rounds", type=int, default=5)
+    top.add_argument("--json", type=Path, metavar="FILE", help="where to put all figures")
     args = top.parse_args(argv)
     missed: list[str] = []
-    medians: dict[str, dict[str, float]] = {}
+    points: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as run_folder:
         os.environ["QUIRE_RUN_DIR"] = run_folder
         with stack(args, dict(os.environ), "--draft", args.draft), Client(gateway_address(args)) as client:
@@ -153,11 +204,15 @@ def main(argv: Sequence[str]) -> int:
                     arms = measure(client, kind, at_once, args.arms, args.rounds, args.output)
                     print(report(kind, at_once, arms), flush=True)
                     missed += falls_short(kind, at_once, arms)
-                    medians[f"{kind} {at_once}"] = {
-                        name: round(statistics.median(ratios(arms, name, "off")), 3) for name in arms
-                    }
+                    against = {name: asdict(Interval.of(ratios(arms, name, "off"))) for name in arms}
+                    rates = {name: arm.rates for name, arm in arms.items()}
+                    points.append({"kind": kind, "at_once": at_once, "of_off": against, "tok_s": rates})
     print("\n".join(missed) or "every bar is met")
-    print(json.dumps({"model": args.model, "draft": args.draft, "of_off": medians}))
+    found = json.dumps({"model": args.model, "draft": args.draft, "points": points})
+    if args.json is not None:
+        args.json.write_text(found)
+    else:
+        print(found)
     return 1 if missed else 0
 
 
