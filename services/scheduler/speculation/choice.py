@@ -10,6 +10,8 @@ from services.scheduler.speculation.cost import StepCost
 
 NEAR = 8.0
 """So many tokens more tell what one more takes, to compare positions by."""
+LEAST_PACE = 0.7
+"""No sequence becomes slower than this part of what it is without drafts, whatever others gain by theirs."""
 
 
 class Group(NamedTuple):
@@ -60,9 +62,10 @@ def choose(
     """The draft limits, up to `most` and `room` drafts in all, that let the batch gain most.
 
     Positions are added one by one, each time those that gain most for what they cost; what is best along that way is
-    taken, for a step need not become longer by the same for each token.
+    taken, for a step need not become longer by the same for each token, and who gains nothing waits for it.
     """
-    limits = [0] * len(groups)
+    limits, gains = [0] * len(groups), [1.0] * len(groups)
+    has_others, plain = sum(group.size for group in groups) < rows, cost.step(rows)
     best = Choice(tuple(limits), forecast(groups, limits, rows, cost).rate)
     tokens, drafts, none = float(rows), 0.0, 1.0
     drafting, proposing = [0.0] * most, 0.0  # sequences by position, and the seconds that takes
@@ -92,11 +95,13 @@ def choose(
         if position == 0:
             none *= _silence(group)
         limits[at] += 1
+        gains[at] += group.accepted[position]
         if limits[at] == most:
             open_groups.discard(at)
-        gained = tokens / (_seconds(rows, drafts, none, cost) + proposing)
-        if gained > best.rate:
-            best = Choice(tuple(limits), gained)
+        seconds = _seconds(rows, drafts, none, cost) + proposing
+        slowest = 1.0 if has_others else min(gains)
+        if tokens / seconds > best.rate and slowest * plain >= LEAST_PACE * seconds:
+            best = Choice(tuple(limits), tokens / seconds)
     return best
 
 
