@@ -109,6 +109,8 @@ class StepLoop:
         else:
             compute_seconds = time.perf_counter() - compute_from + draft_seconds
             self.core.finish(step, outputs)
+            if self.proposer is not None and all(row.count == 1 for row in rows):
+                self.proposer.computed(len(step.inputs.token_ids), compute_seconds - draft_seconds)
         self.computing_since = None
         self._copy(self.core.copies_after())
         self._move(self.core.moves_after())

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
+MARGIN = 0.02
+"""Drafts must promise so much more than none: chances and costs are estimates, and the best of many is flattered."""
+_FURTHER = (32, 64, 128, 256)
+"""Tokens of larger batches, whose steps are known only once they were computed."""
+_LEAST_GAIN, _MOST_ERROR = 0.05, 0.5
+"""Part of an error that is taken over where a figure was corrected often, and the most that one error counts (a
+logarithm): other work on the machine makes single steps much longer."""
+
 
 class StepCosts:
-    """Seconds of a step by its tokens, from some that were measured: straight lines between these, and beyond them."""
+    """Seconds of a step by its tokens: straight lines between figures, and beyond them.
+
+    Only their ratios matter, and these stay where everything becomes slower, so a step is compared with the step just
+    before it: what the machine did besides was the same for both.
+    """
 
     def __init__(self, measured: Sequence[tuple[int, float]]) -> None:
         """Pairs of tokens and seconds, ascending by tokens; at least two.
@@ -17,16 +30,51 @@ class StepCosts:
         """
         self._tokens = [tokens for tokens, _ in measured]
         self._seconds = list(accumulate((seconds for _, seconds in reversed(measured)), min))[::-1]
+        for tokens in _FURTHER:
+            if tokens > self._tokens[-1]:
+                self._seconds.append(self.seconds(tokens))
+                self._tokens.append(tokens)
+        self._corrected = [0.0] * len(self._tokens)  # how often each was
+        self._before: tuple[int, float] | None = None
 
     def seconds(self, tokens: int) -> float:
-        at = min(max(bisect_left(self._tokens, tokens), 1), len(self._tokens) - 1)
+        at = self._above(tokens)
         first, second = self._tokens[at - 1], self._tokens[at]
         slope = (self._seconds[at] - self._seconds[at - 1]) / (second - first)
         return self._seconds[at - 1] + slope * (tokens - first)
 
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Takes in what the next step of decodes took."""
+        before, self._before = self._before, (tokens, seconds)
+        if before is None or before[0] == tokens or not (seconds > 0 and before[1] > 0):
+            return
+        (fewer, short), (more, long) = sorted((before, self._before))
+        error = math.log(long / short) - math.log(self.seconds(more) / self.seconds(fewer))
+        self._correct(fewer, more, min(max(error, -_MOST_ERROR), _MOST_ERROR))
+
+    def _correct(self, fewer: int, more: int, error: float) -> None:
+        """Moves the figures beside `more`, as far as they are not those of `fewer`; unseen ones above move along."""
+        at = self._above(more)
+        part = min(max((more - self._tokens[at - 1]) / (self._tokens[at] - self._tokens[at - 1]), 0.0), 1.0)
+        factor = 1.0
+        for knot, weight in ((at - 1, 1.0 - part), (at, part)):
+            if weight > 0 and self._tokens[knot] > fewer:
+                gain = max(_LEAST_GAIN, 1.0 / (2.0 + self._corrected[knot]))
+                factor = math.exp(gain * weight * error)
+                self._seconds[knot] *= factor
+                self._corrected[knot] += weight
+        for knot in range(at + 1, len(self._tokens)):
+            if not self._corrected[knot]:
+                self._seconds[knot] *= factor
+
+    def _above(self, tokens: int) -> int:
+        """The figure at or above so many tokens that has one below it."""
+        return min(max(bisect_left(self._tokens, tokens), 1), len(self._tokens) - 1)
+
 
 def best_lengths(chances: Sequence[Sequence[float]], tokens: int, costs: StepCosts) -> list[int]:
-    """How many drafts of each sequence to verify, so that the step gives the most tokens a second.
+    """How many drafts of each sequence to verify, so that the step gives the most tokens a second: none where that is
+    not clearly more than without.
 
     `chances[i][j]` is the probability that the first j + 1 drafts of sequence i are accepted; `tokens` the step has
     without drafts.
@@ -34,7 +82,7 @@ def best_lengths(chances: Sequence[Sequence[float]], tokens: int, costs: StepCos
     # Chances of a sequence fall with every draft, so the likeliest of all never skip one.
     offers = sorted(((chance, i) for i, some in enumerate(chances) for chance in some), key=lambda offer: -offer[0])
     expected, count = float(tokens), 0
-    best_rate, best_count = expected / costs.seconds(tokens), 0
+    best_rate, best_count = expected / costs.seconds(tokens) * (1.0 + MARGIN), 0
     for chance, _ in offers:
         expected, count = expected + chance, count + 1
         rate = expected / costs.seconds(tokens + count)

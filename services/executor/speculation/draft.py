@@ -46,3 +46,6 @@ class DraftProposer:
         for chain in active:
             cache.wrote(chain.sequence, chain.computed, chain.draft_ids)
         return [chain.draft_ids for chain in chains]
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """How many drafts pay is its scheduler's to say."""

@@ -43,3 +43,6 @@ class EarlyExitProposer:
             self.layers,
         )
         return [chain.draft_ids for chain in chains]
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """How many drafts pay is its scheduler's to say."""

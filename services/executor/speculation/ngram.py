@@ -21,6 +21,10 @@ from services.executor.warmup import verify_costs
 MOST_TAKEN = 2048
 """Tokens that automata take in before one step: a long prompt is taken in over several, which go on without drafts."""
 
+TRIED_EVERY, TRIED_CHANCE = 64, 0.5
+"""After so many steps without drafts one that is so likely is verified though it seems not to pay: longer steps may
+cost less than is believed, which only they can tell."""
+
 
 @dataclass(slots=True)
 class _Text:
@@ -42,6 +46,7 @@ class NgramProposer:
         self._backend = backend
         self._confidence = Confidence()
         self._costs = StepCosts([(1, 1.0), (2, 1.0)])  # until measured, drafts cost nothing
+        self._silent = 0  # steps since drafts were proposed
 
     def warm_up(self, shape: KvShape) -> float:
         measured = verify_costs(self._backend, shape)
@@ -65,7 +70,14 @@ class NgramProposer:
             texts.append(text)
         chances = [self._confidence.chances(text.match, len(text.found)) if text.match else [] for text in texts]
         lengths = best_lengths(chances, tokens, self._costs) if any(chances) else [0] * len(texts)
+        self._silent = 0 if any(lengths) else self._silent + 1
+        if self._silent >= TRIED_EVERY and (likely := max(chances, default=[])) and likely[0] >= TRIED_CHANCE:
+            lengths[chances.index(likely)] = 1
+            self._silent = 0
         return [text.found[:length] for text, length in zip(texts, lengths, strict=True)]
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        self._costs.observe(tokens, seconds)
 
     def _learn(self, sequence: Sequence, text: _Text) -> None:
         """Compares what was found last, proposed or not, with what came."""

@@ -33,3 +33,7 @@ class Proposer(Protocol):
         `tables` are the target's block tables: they hold slots for the drafts. `tokens` the step has without drafts.
         """
         ...
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Hears what each step of decodes took, with how many tokens, drafts among them."""
+        ...

@@ -33,6 +33,9 @@ class Oracle:
         self.proposed += drafts
         return drafts
 
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Drafts whatever steps take."""
+
     def _draft(self, tokens: list[int], most: int) -> list[int]:
         draft: list[int] = []
         for _ in range(most if self._accuracy in (0, 1) else self._random.randint(0, most)):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.speculation.costs import StepCosts, best_lengths
+from services.executor.speculation.costs import MARGIN, StepCosts, best_lengths
 
 
 def test_costs_lie_on_lines_between_what_was_measured_and_beyond() -> None:
@@ -34,4 +37,50 @@ def test_finds_the_best_rate(falling: list[list[float]], tokens: int, rises: lis
         return expected / costs.seconds(tokens + sum(lengths))
 
     best = max(map(rate, itertools.product(*(range(len(some) + 1) for some in chances))))
-    assert rate(tuple(best_lengths(chances, tokens, costs))) == pytest.approx(best)
+    plain = rate((0,) * len(chances))
+    chosen = rate(tuple(best_lengths(chances, tokens, costs)))
+    assert chosen == pytest.approx(best if best > plain * (1 + MARGIN) else plain)
+
+
+def steps(true: Callable[[int], float], counts: Sequence[int], rounds: int) -> Iterator[tuple[int, float]]:
+    """Tokens and seconds of steps on a machine whose speed wanders, and on which every sixth step is disturbed."""
+    draw = random.Random(1)
+    speed = 1.0
+    for _ in range(rounds):
+        for tokens in (counts[0], draw.choice(counts[1:])):
+            speed *= math.exp(draw.gauss(0, 0.02))
+            disturbed = draw.uniform(1, 8) if draw.random() < 1 / 6 else 1.0
+            yield tokens, speed * true(tokens) * disturbed * math.exp(draw.gauss(0, 0.05))
+
+
+@pytest.mark.parametrize("believed", [[1.0] * 8, [1.0, 3, 4, 5, 6, 7, 8, 9], [1.0, 1.1, 4, 4, 4, 4.1, 4.2, 9]])
+def test_what_was_measured_wrongly_is_corrected(believed: list[float]) -> None:
+    """Whatever loading the machine did while the model was loaded, and however busy it is now."""
+    costs = StepCosts(list(zip((1, 2, 3, 4, 6, 8, 12, 17), believed, strict=True)))
+
+    def true(tokens: int) -> float:
+        return 1.0 if tokens == 1 else 1.1 + 0.25 * (tokens - 2)
+
+    for tokens, seconds in steps(true, (1, 2, 3, 4, 6, 8, 10, 12, 17), 600):
+        costs.observe(tokens, seconds)
+    for tokens in (2, 3, 4, 6, 8, 12, 17):
+        assert costs.seconds(tokens) / costs.seconds(1) == pytest.approx(true(tokens), rel=0.2)
+
+
+def test_steps_never_computed_follow_what_shorter_ones_took() -> None:
+    costs = StepCosts([(1, 1.0), (2, 1.0), (4, 1.0), (8, 1.0)])
+    for _ in range(20):
+        costs.observe(1, 1.0)
+        costs.observe(2, 1.8)
+    assert costs.seconds(1) == pytest.approx(1.0)
+    for tokens in (2, 4, 8, 40):
+        assert costs.seconds(tokens) == pytest.approx(1.8, rel=0.1)
+
+
+def test_a_slower_machine_changes_nothing() -> None:
+    costs = StepCosts([(1, 1.0), (2, 1.5), (4, 2.0)])
+    for factor in (1.0, 3.0):
+        for tokens in (1, 4, 1, 2, 1, 4):
+            costs.observe(tokens, factor * {1: 1.0, 2: 1.5, 4: 2.0}[tokens])
+        costs.observe(1, factor)
+    assert [costs.seconds(tokens) for tokens in (1, 2, 4)] == pytest.approx([1.0, 1.5, 2.0])

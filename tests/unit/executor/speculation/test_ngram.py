@@ -105,6 +105,19 @@ def test_learns_from_what_came() -> None:
     assert again
 
 
+def test_tries_now_and_then_what_seems_not_to_pay() -> None:
+    """Else steps that were once believed to be too long would stay so."""
+    made = proposer((1, 1.0), (2, 5.0))
+    text = [*range(40), *range(38)]
+    found = [made.propose([DraftRequest(sequence(text), 4)], TABLES, 1) for _ in range(ngram.TRIED_EVERY)]
+    assert found == [[[]]] * (ngram.TRIED_EVERY - 1) + [[[38]]]
+    for _ in range(8):
+        made.computed(1, 0.1)
+        made.computed(2, 0.11)
+    (now,) = made.propose([DraftRequest(sequence(text), 2)], TABLES, 1)
+    assert now == [38]
+
+
 def test_long_texts_are_taken_in_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "MOST_TAKEN", 6)
     made = proposer()
