@@ -133,7 +133,7 @@ class TorchBackend:
 
     def logits(self, inputs: StepInputs, rows: Sequence[int]) -> NDArray[np.float32]:
         with torch.inference_mode():
-            hidden = self._model.hidden(self._batch(inputs), self._allocated().layers)
+            hidden = self._model.hidden(self._batch(inputs), self._allocated().layers, inputs.layers)
             wanted = torch.tensor(rows, dtype=torch.int64, device=self._device)
             found: NDArray[np.float32] = self._model.logits(hidden.index_select(0, wanted)).cpu().numpy()
             return found

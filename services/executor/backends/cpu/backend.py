@@ -157,6 +157,8 @@ class CpuBackend:
         return StepOutputs(sampled, [TokenScores(*scores) for scores in prompt_scores])
 
     def logits(self, inputs: StepInputs, rows: Sequence[int]) -> NDArray[np.float32]:
+        if inputs.layers:
+            raise ValueError("logits are those of all layers")
         arrays, formats = self._arrays(inputs)
         return self._model.logits(*arrays, np.array(rows, np.int32), block_formats=formats)
 
