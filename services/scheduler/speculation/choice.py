@@ -10,7 +10,7 @@ from services.scheduler.speculation.cost import StepCost
 
 NEAR = 8.0
 """So many tokens more tell what one more takes, to compare positions by."""
-LEAST_PACE = 0.7
+LEAST_PACE = 0.5
 """No sequence becomes slower than this part of what it is without drafts, whatever others gain by theirs."""
 
 
