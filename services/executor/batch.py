@@ -40,7 +40,6 @@ class Step:
     rows: list[Row]
     sampling: list[Sequence]
     scoring: list[tuple[Sequence, int]]  # with the index of the first prompt token scored
-    written_blocks: list[int]
 
 
 class BlockTables:
@@ -103,14 +102,6 @@ class BlockTables:
         width = max(self._lengths[table] for table in tables)
         return self._ids[tables, :width]
 
-    def blocks(self, table: int, first_token: int, end_token: int) -> list[int]:
-        """Blocks that hold tokens [first_token, end_token)."""
-        size = self.block_size
-        if end_token == first_token + 1:
-            return [int(self._ids[table, first_token // size])]
-        found: list[int] = self._ids[table, first_token // size : (end_token - 1) // size + 1].tolist()
-        return found
-
 
 def choose_rows(sequences: Iterable[Sequence], tables: BlockTables, limits: StepLimits) -> tuple[list[Row], bool]:
     """Every sequence with credit, in the given order, up to the limits; and whether these left any out.
@@ -157,7 +148,7 @@ def _draft_room(row: Row, tables: BlockTables) -> int:
 def build_step(rows: list[Row], tables: BlockTables) -> Step:
     """The inputs of a step over `rows`, at least one."""
     token_ids: list[int] = []
-    samples, sampling, scoring, written, scores, counts = [], [], [], [], [], []
+    samples, sampling, scoring, scores, counts = [], [], [], [], []
     for row in rows:
         sequence, start = row.sequence, row.sequence.computed
         first, end = len(token_ids), start + row.count
@@ -167,7 +158,6 @@ def build_step(rows: list[Row], tables: BlockTables) -> Step:
             token_ids += sequence.tokens[start:end]
         token_ids += row.draft_ids
         counts.append(row.count + len(row.draft_ids))
-        written += tables.blocks(sequence.table, start, end + max(row.draft_room, len(row.draft_ids)))  # or by drafting
         if end == len(sequence.tokens):
             sequence.sample_row.row = first + row.count - 1
             sequence.sample_row.draft_ids, sequence.sample_row.first_place = row.draft_ids, 0
@@ -189,4 +179,4 @@ def build_step(rows: list[Row], tables: BlockTables) -> Step:
         samples=samples,
         prompt_scores=scores,
     )
-    return Step(inputs, rows, sampling, scoring, written)
+    return Step(inputs, rows, sampling, scoring)

@@ -167,7 +167,6 @@ class StepCore:
                     pairs.append((source, change.block_id))
             if not sequence.demotions:
                 sequence.demotions = None
-        self.inventory.overwrite(destination for _, destination in pairs)
         return pairs
 
     def choose(self) -> list[Row]:
@@ -180,9 +179,7 @@ class StepCore:
 
     def build(self, rows: list[Row]) -> Step:
         """The inputs of a step over these rows."""
-        step = build_step(rows, self.tables)
-        self.inventory.overwrite(step.written_blocks)
-        return step
+        return build_step(rows, self.tables)
 
     def finish(self, step: Step, outputs: StepOutputs) -> None:
         """Takes a computed step in: lengths, credit, tokens, ends."""
@@ -253,6 +250,7 @@ class StepCore:
             counts = (self._model.hot_count, self._model.draft_count)
             block_ids, draft_ids = group_blocks("append.blocks", list(append.blocks), *counts)
             self.tables.append(sequence.table, block_ids)
+            self.inventory.overwrite(block_ids)
             if self._draft_cache is not None:
                 self._draft_cache.append(sequence.sequence_id, draft_ids)
             sequence.waits_aloud = False
@@ -281,6 +279,8 @@ class StepCore:
             sequence.demotions = Demotions()
         try:
             sequence.demotions.add(demotion, sequence.computed, self.tables.ids(sequence.table), self._model)
+            pairs = zip(demotion.block_ids, demotion.writes, strict=True)
+            self.inventory.overwrite(block_id for block_id, writes in pairs if writes)
         except QuireError as error:
             self._fail(sequence, error)
 
@@ -293,6 +293,7 @@ class StepCore:
             self.ledger.refused(state.sequence_id, error)
             return
         sequence.table = self.tables.add(block_ids)
+        self.inventory.overwrite(self.tables.ahead(sequence.table, sequence.computed))
         if self._draft_cache is not None:
             self._draft_cache.enter(state.sequence_id, draft_ids, state.computed_length)
         self.sequences[state.sequence_id] = sequence

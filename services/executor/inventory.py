@@ -23,7 +23,7 @@ class Inventory:
         return self._keys.get(block_id, NO_KEY)
 
     def overwrite(self, block_ids: Iterable[int]) -> None:
-        """Forgets blocks that are about to be written."""
+        """Forgets blocks that are to be written: from when they are granted, for what was in them no one counts on."""
         for block_id in block_ids:
             self._keys.pop(block_id, None)
 

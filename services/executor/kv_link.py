@@ -60,7 +60,7 @@ class KvLink:
         self._soon = asyncio.Event()  # news that should not wait for the period
         self._unregistered = True
         self._unanswered = False  # a registration was sent
-        self._asked = 0  # the number of the inventory that is wanted; 0 for none
+        self._asked = self._stated = 0  # the last inventories that were wanted and stated on this stream, by number
         self._stream = 0  # counts them
         self._epoch = 0
         self._last_step = 0
@@ -118,7 +118,7 @@ class KvLink:
         async with connect() as channel:
             stub = kvmanager_pb2_grpc.KvManagerServiceStub(channel)
             while True:
-                self._unregistered, self._asked = True, 0
+                self._unregistered, self._asked, self._stated = True, 0, 0
                 self._stream += 1
                 try:
                     async for response in stub.Report(self._requests(self._stream)):
@@ -137,7 +137,7 @@ class KvLink:
         if self._unanswered and self._reporter is not None:
             self._unanswered = False
             self._reporter.registered(response)
-        if response.ask:
+        if response.ask > self._asked:
             self._asked = response.ask
             self._wake_now()
 
@@ -160,8 +160,8 @@ class KvLink:
             request.description.CopyFrom(await self._reporter.registration())
             self._unanswered = True
             closed, ended = list(self._closed), list(self._ended_operations)
-        elif self._asked and self._reporter is not None:
-            request.answers, self._asked = self._asked, 0
+        elif self._asked > self._stated and self._reporter is not None:
+            request.answers = self._stated = self._asked
             request.inventory.extend(await self._reporter.inventory())
         request.closed_epochs.extend(closed)
         request.epoch, request.last_step = self._epoch, self._last_step

@@ -13,18 +13,27 @@ class Asks:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._schedulers: set[str] = set()  # that were ever seen
+        self._schedulers: set[str] = set()  # that ever restated what they hold
 
     def executor_came(self, executor: Executor) -> None:
         executor.ask(next(self._numbers))
 
-    def scheduler_came(self, scheduler_id: str, executors: Iterable[Executor]) -> None:
-        """One that is seen for the first time may have written to blocks that an earlier process granted, and hold them
-        no longer: executors with content from before are asked for it anew.
+    def scheduler_restated(self, scheduler_id: str, executors: Iterable[Executor]) -> None:
+        """All that it holds is known by now, the first time.
+
+        What it wrote to blocks that an earlier process granted, and holds no longer, executors must tell: those with
+        content from before are asked anew.
         """
         if scheduler_id in self._schedulers:
             return
         self._schedulers.add(scheduler_id)
         for executor in executors:
-            if executor.inherits or executor.asked:
-                executor.ask(next(self._numbers))
+            self._ask_again(executor)
+
+    def epoch_opened(self, executor: Executor) -> None:
+        """Until then sequences of the epoch before were computed, as far as they had credit."""
+        self._ask_again(executor)
+
+    def _ask_again(self, executor: Executor) -> None:
+        if executor.inherits or executor.asked:
+            executor.ask(next(self._numbers))

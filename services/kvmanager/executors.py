@@ -120,8 +120,12 @@ class Executor:
         return sum([pool.blocks.available_count for pool in self.hot_pools])
 
     def takes(self, key_space: KeySpace, epoch: int) -> bool:
-        """Whether sequences of that epoch may be placed here. A scheduler may know a newer epoch before we do."""
-        return self.connected and not self.asked and self.runs(key_space, epoch)
+        """Whether sequences of that epoch may be placed here. A scheduler may know a newer epoch before we do: what is
+        here from before is asked for again then.
+        """
+        if not self.connected or self.asked or (self.inherits and epoch != self.epoch):
+            return False
+        return self.runs(key_space, epoch)
 
     def runs(self, key_space: KeySpace, epoch: int) -> bool:
         """Whether sequences of that epoch may be here, as far as we know."""

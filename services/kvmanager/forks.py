@@ -20,7 +20,7 @@ def find_parent(session: Session, wanted: Reservation) -> Holding | None:
         return None
     executor, epoch = parent.executor, parent.epoch
     allowed = any((a.executor_id, a.epoch) == (executor.spec.executor_id, epoch) for a in wanted.executors)
-    if not allowed or not executor.takes(wanted.key_space, epoch):
+    if not allowed or not executor.connected or not executor.runs(wanted.key_space, epoch):
         return None
     known = min(length, len(parent.tokens))  # its scheduler tells of its last tokens later
     if parent.tokens[:known] != wanted.tokens[:known]:

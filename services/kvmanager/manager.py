@@ -137,7 +137,9 @@ class KvManager:
         newest = max(executor.epoch, epoch)
         if closed_epochs and max(closed_epochs) > newest:
             raise Refused(f"epoch {max(closed_epochs)} cannot be closed: the newest is {newest}")
-        executor.epoch = newest
+        if newest > executor.epoch:
+            executor.epoch = newest
+            self._asks.epoch_opened(executor)
         self._over(executor.moves.finish(done, failed))
         self._close(executor, max(executor.closed_through, *closed_epochs, -1))
 
@@ -145,7 +147,6 @@ class KvManager:
 
     def open_session(self, scheduler_id: str, now: float) -> Session:
         """A scheduler's stream begins. What it held on older streams it restates now, or it is given back."""
-        self._asks.scheduler_came(scheduler_id, self.executors.values())
         for session in self.sessions:
             if session.scheduler_id == scheduler_id:
                 session.lease_end = min(session.lease_end, now)
@@ -178,6 +179,7 @@ class KvManager:
 
         Returns the executors that gained blocks.
         """
+        self._asks.scheduler_restated(session.scheduler_id, self.executors.values())
         gained = set()
         for older in [s for s in self.sessions if s.scheduler_id == session.scheduler_id and s is not session]:
             for holding in list(older.holdings.values()):

@@ -96,7 +96,11 @@ def choose(candidates: Sequence[Candidate], left_out: int = 0) -> Decision:
     `left_out` places are known to be worse than one of the candidates.
     """
     if not candidates:
-        return Decision(Outcome.NO_EXECUTOR, -1, ["no allowed executor is connected with that model and epoch"])
+        return Decision(
+            Outcome.NO_EXECUTOR,
+            -1,
+            ["no allowed executor with that model and epoch is connected and has told what it holds"],
+        )
     fitting = [index for index, candidate in enumerate(candidates) if candidate.fits_now]
     if not fitting:
         outcome = Outcome.NO_BLOCKS if any(c.fits_ever for c in candidates) else Outcome.NEVER_FITS

@@ -160,7 +160,8 @@ class Pool:
 
     def watch(self) -> None:
         """What the blocks hold is about to be stated: from now on, what is handed out is known better here."""
-        self._taken = self._taken if self._taken is not None else set()
+        if self._taken is None:
+            self._taken = set()
 
     def restore(self, content: Mapping[int, bytes]) -> None:
         """Takes over stated content (block to key), in the order in which it was settled: the last goes first.

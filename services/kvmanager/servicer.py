@@ -60,7 +60,6 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
         stream = SchedulerStream(context)
         _fence(self._schedulers, scheduler_id, stream)
         session = self.manager.open_session(scheduler_id, self._clock())
-        self._ask_again()
         self._streams[session] = stream
         log.info("scheduler connected", extra={"scheduler_id": scheduler_id})
 
@@ -69,6 +68,8 @@ class KvManagerServicer(kvmanager_pb2_grpc.KvManagerServiceServicer):
                 raise QuireError(Reason.PROTOCOL, "hello: only the first message carries it")
             self.manager.pass_time(self._clock())
             responses = apply_request(self.manager, session, request)
+            if request.all_held_stated:
+                self._ask_again()
             self._publish()
             self._push_others(responses, session)
             if responses.to(session).ByteSize():

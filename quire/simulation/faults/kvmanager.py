@@ -35,6 +35,8 @@ class SchedulerEnd:
             return
         party.manager.pass_time(party.now)
         responses = apply_request(party.manager, self.session, message)
+        if message.all_held_stated:
+            party.ask_again()
         party.push(responses)
         party.watch_waiting()
 
@@ -61,9 +63,6 @@ class SchedulerEnd:
             party.after(0.0, older.end)
         party.schedulers[scheduler_id] = self
         self.session = party.manager.open_session(scheduler_id, party.now)
-        for executor_id, end in party.executors.items():
-            if party.manager.executors[executor_id].asked:
-                end.acknowledge()
         party.streams[self.session] = self.stream
         responses = apply_request(party.manager, self.session, first)
         welcome = responses.to(self.session)
@@ -154,6 +153,11 @@ class KvManagerParty(Party):
 
     def accept(self, kind: str, stream: Stream) -> End:
         return SchedulerEnd(self, stream) if kind == "Reserve" else ExecutorEnd(self, stream)
+
+    def ask_again(self) -> None:
+        for executor_id, end in self.executors.items():
+            if self.manager.executors[executor_id].asked:
+                end.acknowledge()
 
     def settled(self) -> None:
         self._checks.after_event(self.manager)

@@ -56,6 +56,16 @@ def forecast(groups: Sequence[Group], limits: Sequence[int], rows: int, cost: St
     return Forecast(tokens, _seconds(rows, drafts, none, cost) + sum(map(cost.draft, drafting)))
 
 
+def is_allowed(
+    groups: Sequence[Group], limits: Sequence[int], rows: int, cost: StepCost, room: float = float("inf")
+) -> bool:
+    """Whether a step has room for the drafts, and nobody becomes slower than LEAST_PACE."""
+    drafts = sum(group.size * sum(group.proposed[:limit]) for group, limit in zip(groups, limits, strict=True))
+    gains = [1 + sum(group.accepted[:limit]) for group, limit in zip(groups, limits, strict=True)]
+    slowest = min(gains) if sum(group.size for group in groups) == rows else 1.0
+    return drafts <= room and slowest * cost.step(rows) >= LEAST_PACE * forecast(groups, limits, rows, cost).seconds
+
+
 def choose(
     groups: Sequence[Group], rows: int, cost: StepCost, most: int = MAX_DRAFT_TOKENS, room: float = float("inf")
 ) -> Choice:
@@ -64,8 +74,7 @@ def choose(
     Positions are added one by one, each time those that gain most for what they cost; what is best along that way is
     taken, for a step need not become longer by the same for each token, and who gains nothing waits for it.
     """
-    limits, gains = [0] * len(groups), [1.0] * len(groups)
-    has_others, plain = sum(group.size for group in groups) < rows, cost.step(rows)
+    limits = [0] * len(groups)
     best = Choice(tuple(limits), forecast(groups, limits, rows, cost).rate)
     tokens, drafts, none = float(rows), 0.0, 1.0
     drafting, proposing = [0.0] * most, 0.0  # sequences by position, and the seconds that takes
@@ -95,13 +104,11 @@ def choose(
         if position == 0:
             none *= _silence(group)
         limits[at] += 1
-        gains[at] += group.accepted[position]
         if limits[at] == most:
             open_groups.discard(at)
-        seconds = _seconds(rows, drafts, none, cost) + proposing
-        slowest = 1.0 if has_others else min(gains)
-        if tokens / seconds > best.rate and slowest * plain >= LEAST_PACE * seconds:
-            best = Choice(tuple(limits), tokens / seconds)
+        gained = tokens / (_seconds(rows, drafts, none, cost) + proposing)
+        if gained > best.rate and is_allowed(groups, limits, rows, cost, room):
+            best = Choice(tuple(limits), gained)
     return best
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from quire.v1 import types_pb2
 from services.common.speculation import MAX_DRAFT_TOKENS
 from services.scheduler.speculation.acceptance import KINDS, NOMINAL, Acceptance, Habit
-from services.scheduler.speculation.choice import Group, choose, forecast
+from services.scheduler.speculation.choice import Group, choose, forecast, is_allowed
 from services.scheduler.speculation.cost import StepCost
 
 MARGIN = 0.015
@@ -145,9 +145,11 @@ class Controller:
             return
         limits: Sequence[int] = [self.limits[group.kind] for group in groups]
         plain = [0] * len(groups)
-        present = forecast(groups, limits, rows, self.cost).rate
+        room = max(0, self.room - rows)
+        is_allowed_still = is_allowed(groups, limits, rows, self.cost, room)
+        present = forecast(groups, limits, rows, self.cost).rate if is_allowed_still else 0.0
         off = forecast(groups, plain, rows, self.cost).rate
-        best = choose(groups, rows, self.cost, self.most, max(0, self.room - rows))
+        best = choose(groups, rows, self.cost, self.most, room)
         chosen = present
         if best.rate > max(present, off) * (1 + MARGIN):
             limits, chosen = best.limits, best.rate

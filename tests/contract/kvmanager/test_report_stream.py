@@ -37,6 +37,7 @@ async def test_an_inventory_is_taken_as_the_answer_to_the_last_ask_alone(stub: A
     executor, scheduler = Executor(stub), Scheduler(stub)
     entered = await executor.enter()
     await scheduler.hello()
+    await scheduler.tell(all_held_stated=True)
     again = await executor.read()
     assert again.ask > entered.ask > 0
     await executor.ask(answers=entered.ask)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.kvmanager.executors import InventoryBlock
 from services.kvmanager.manager import KvManager
 from services.kvmanager.placement import Outcome
+from services.kvmanager.reservations import AllowedExecutor
 from tests.unit.kvmanager.helpers import compute, eviction_order, executor, manager, reservation
 from tests.unit.kvmanager.test_recovery import restated
 
@@ -64,12 +65,36 @@ def test_a_scheduler_from_before_makes_an_inventory_too_old() -> None:
     made = KvManager(10.0)
     entered, _ = made.register(executor(), [first, second], epoch=1)
     session = made.open_session("s", 0.0)
+    made.all_restated(session)
     assert made.reserve(session, reservation(1, PROMPT)).outcome == Outcome.NO_EXECUTOR
     entered.settle([first])
     assert made.reserve(session, reservation(1, PROMPT)).cached_tokens == 4
     made.end_session(session, 0.0)
-    again = made.open_session("s", 0.0)  # of this one all is known
+    again = made.open_session("s", 0.0)
+    made.all_restated(again)  # of this one all is known
     assert made.reserve(again, reservation(2, PROMPT)).outcome == Outcome.GRANTED
+    assert made.verify() == []
+
+
+def test_a_new_scheduler_leaves_executors_as_they_are() -> None:
+    made = KvManager(10.0)
+    made.register(executor(), stated(), epoch=1)
+    session = made.open_session("s", 0.0)
+    assert made.reserve(session, reservation(1, PROMPT)).cached_tokens == 8
+
+
+def test_a_new_epoch_makes_an_inventory_too_old() -> None:
+    """Sequences of the epoch before were computed until then, whoever had granted their blocks."""
+    first, second = stated()
+    made = KvManager(10.0)
+    entered, _ = made.register(executor(), [first, second], epoch=1)
+    session = made.open_session("s", 0.0)
+    newer = reservation(1, PROMPT, on=[AllowedExecutor("e", 2)])
+    assert made.reserve(session, newer).outcome == Outcome.NO_EXECUTOR  # its scheduler knows of it first
+    made.report("e", 2, [1])
+    assert made.reserve(session, newer).outcome == Outcome.NO_EXECUTOR
+    entered.settle([first])
+    assert made.reserve(session, newer).cached_tokens == 4
     assert made.verify() == []
 
 

@@ -164,15 +164,16 @@ def test_a_sequence_that_left_in_between_goes_on_with_what_counted() -> None:
     assert [*output, *tokens_by_sequence(bench.run())[2]] == generate(PROMPT, 30)
 
 
-def test_keys_name_no_block_that_a_draft_was_written_to() -> None:
+def test_keys_name_no_block_that_a_sequence_may_write_to() -> None:
+    """Nor, while they are granted only, their content from before."""
     bench, _ = make(0.0)
-    bench.take(enter=[state(1, list(range(6)), range(4), max_tokens=8)], grants=[(1, 32, 1)])
-    bench.run()
-    sealed = [executor_pb2.SealedBlock(block_id=i, key=bytes([i]) * 32) for i in range(4)]
-    bench.take(sealed=sealed, grants=[(1, 1, 1, 5)])
-    bench.run()
-    # 7 known tokens: the first block is settled; drafts reached from the second one into the third.
-    assert [block.block_id for block in bench.core.inventory.to_sealed_blocks()] == [0, 3]
+    sealed = [executor_pb2.SealedBlock(block_id=i, key=bytes([i]) * 32) for i in range(6)]
+    bench.take(sealed=sealed)
+    bench.take(enter=[state(1, list(range(6)), range(4), computed=4, max_tokens=8)])
+    assert [block.block_id for block in bench.core.inventory.to_sealed_blocks()] == [0, 4, 5]
+    blocks = [executor_pb2.BlockList(block_ids=[4])]
+    bench.take(append=[executor_pb2.BlockAppend(sequence_id=1, blocks=blocks)])
+    assert [block.block_id for block in bench.core.inventory.to_sealed_blocks()] == [0, 5]
 
 
 def test_no_run_crosses_a_change_of_the_block_table() -> None:
