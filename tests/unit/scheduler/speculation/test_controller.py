@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from statistics import fmean
+from statistics import fmean, median
 
 import pytest
 
 from services.scheduler.speculation.acceptance import NOMINAL, Habit
+from services.scheduler.speculation.choice import LEAST_PACE
 from services.scheduler.speculation.controller import PROBE_SHARE, Controller
 from tests.unit.scheduler.speculation.engine import Engine
 
@@ -159,3 +160,23 @@ def test_a_fixed_limit_is_kept_as_far_as_the_executor_admits(fixed: int, most: i
     description.speculation.max_draft_tokens = most
     engine.run(Controller(description, fixed), 1.0)
     assert {limits[0] for limits in engine.limits} == {limit}
+
+
+def test_limits_give_way_to_a_neighbour_without_drafts() -> None:
+    """They were chosen before it came, and promise more tokens than any that leave it half of its speed."""
+    engine = Engine([0.95] * 8, memory_bound, draft_part=0.1, noise=0.02)
+    controller = Controller(engine.describe(), None)
+    engine.run(controller, 20.0)
+
+    def pace(limits: list[int]) -> float:
+        """Of a sequence without drafts."""
+        drafting = sum(memory_bound(sum(limit > k for limit in limits)) for k in range(max(limits)))
+        return memory_bound(len(limits)) / (memory_bound(len(limits) + sum(limits)) + 0.1 * drafting)
+
+    assert pace(engine.limits[-1]) < LEAST_PACE
+    before = len(engine.limits)
+    engine.chances = [*engine.chances, 0.0]
+    engine.habits.append(Habit(0))
+    engine.run(controller, 1.0)
+    usual = median(map(pace, engine.limits[before:]))  # but for probes
+    assert LEAST_PACE - 0.05 <= usual < 1.0  # costs are measured
