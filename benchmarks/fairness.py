@@ -161,8 +161,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         environment, keys = os.environ | {"QUIRE_RUN_DIR": folder}, Path(folder) / "keys.toml"
-        made = [quire("keys", "new", tenant, "--json", environment=environment) for tenant in TENANTS]
-        keys.write_text("\n".join(one["toml"] for one in made))
+        create = ("keys", "create", "--keys", str(keys), "--json")
+        made = [quire(*create, tenant, environment=environment) for tenant in TENANTS]
         with stack(args, environment | {"QUIRE_API_KEY": made[0]["key"]}, "--keys", str(keys)):
             os.environ["QUIRE_RUN_DIR"] = folder
             found = asyncio.run(measure(args, gateway_address(args), [one["key"] for one in made]))

@@ -17,7 +17,7 @@ COMMANDS = {
     "generate": "continue one prompt",
     "models": "list, load, unload or reload models",
     "executors": "list, add, drain or remove executors",
-    "keys": "make API keys of tenants",
+    "keys": "create, list or revoke API keys of tenants",
     "bench": "measure the engine or a whole serving stack",
     "eval": "measure how well a model computes: perplexity, agreement with a reference",
     "quantize": "make a smaller checkpoint of a model: GPTQ, AWQ, INT8, FP8",

@@ -1,47 +1,128 @@
-"""`quire keys`: API keys for the gateway's file of keys."""
+"""`quire keys`: API keys in the gateway's document of keys."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import secrets
-import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
-from quire.cli.common import parser
-from services.gateway.identity import digest_of
-from services.gateway.key_file import TENANT_PATTERN
+from quire.cli.common import Failure, failures, parser
+from quire.cli.tables import align
+from services.gateway.identity import Scope, digest_of, key_id
+from services.gateway.keys.document import TENANT_PATTERN, Key, parse
+from services.gateway.keys.editing import entry_text, with_key, without_key
+from services.gateway.keys.file import FilePlace
 
 KEY_BYTES = 32  # of randomness
+_PERIOD = re.compile(r"([1-9][0-9]{0,4})([hd])")
 
 
 def run(argv: Sequence[str]) -> int:
     args = parser(
         "keys",
-        "Makes API keys. The gateway's file of keys holds only their digests, so a key is shown once and kept by whom\n"
-        "it is for. The lines for the file go to standard output, the key to standard error.",
-        "quire keys new acme >> keys.toml             then: quire up --keys keys.toml\n"
-        "quire keys new operator --admin >> keys.toml    may also see all state and change models\n"
-        "quire keys new acme --json                   key and lines in one object",
+        "Makes, lists and revokes API keys. The gateway's file of keys holds only their digests, so a key is shown\n"
+        "once and kept by whom it is for. A running gateway follows the file: nothing has to be restarted.",
+        "quire keys create acme                        then: quire up --keys keys.toml\n"
+        "quire keys create operator --scope infer --scope admin --scope metrics\n"
+        "quire keys create acme --expires 90d          hours (h), days (d) or a date\n"
+        "quire keys list\n"
+        "quire keys revoke 1f2e3d4c5b6a                its ID in the list",
     )
-    actions = args.add_subparsers(dest="action", required=True, metavar="{new}")
-    new = actions.add_parser("new", help="make a key", description="Makes a key.")
-    new.add_argument("tenant", metavar="TENANT", help="whom the key's requests count for")
-    new.add_argument("--admin", action="store_true", help="it may also see the state of all services and change models")
-    new.add_argument("--json", action="store_true", help="print a JSON object")
+    actions = args.add_subparsers(dest="action", required=True, metavar="{create,list,revoke}")
+    create = actions.add_parser("create", help="make a key", description="Makes a key and shows it once.")
+    create.add_argument("tenant", metavar="TENANT", help="whom the key's requests count for")
+    create.add_argument(
+        "--scope",
+        action="append",
+        choices=[scope.value for scope in Scope],
+        help="what it opens; repeatable (default: infer). admin: state of all services, models; metrics: /metrics",
+    )
+    create.add_argument(
+        "--expires", metavar="WHEN", type=_moment, help="from when on it opens nothing (default: never)"
+    )
+    listing = actions.add_parser("list", help="list the keys", description="Lists the keys, without what opens.")
+    revoke = actions.add_parser(
+        "revoke", help="take a key away", description="Takes a key away; answers that run go on."
+    )
+    revoke.add_argument("id", metavar="ID", help="of the key, as `quire keys list` shows it")
+    for action in (create, listing, revoke):
+        action.add_argument("--keys", metavar="FILE", type=Path, default=Path("keys.toml"), help="(default: keys.toml)")
+        action.add_argument("--json", action="store_true", help="print JSON")
     given = args.parse_args(argv)
-    if not re.fullmatch(TENANT_PATTERN, given.tenant):
-        args.error(f"{given.tenant!r} is no tenant's name (letters, digits and . _ -, at most 64)")
+    with failures("keys"):
+        try:
+            return {"create": _create, "list": _list, "revoke": _revoke}[given.action](given, _place(given))
+        except ValueError as error:
+            raise Failure(str(error)) from error
+
+
+def _place(given: argparse.Namespace) -> FilePlace:
+    return FilePlace(given.keys)
+
+
+def _create(given: argparse.Namespace, place: FilePlace) -> int:
+    if not re.fullmatch(TENANT_PATTERN, given.tenant) or given.tenant.endswith("\n"):
+        raise ValueError(f"{given.tenant!r} is no tenant's name (letters, digits and . _ -, at most 64)")
     key = f"qk-{secrets.token_urlsafe(KEY_BYTES)}"
-    lines = _lines(given.tenant, key, admin=given.admin)
+    scopes = given.scope or [Scope.INFER.value]
+    now = datetime.now(UTC).replace(microsecond=0)
+    place.edit(lambda text: with_key(text, entry_text(given.tenant, key, scopes, now, given.expires)))
+    made = {"id": key_id(digest_of(key)), "tenant": given.tenant, "scopes": scopes, "key": key}
     if given.json:
-        print(json.dumps({"tenant": given.tenant, "key": key, "toml": lines}))
+        print(json.dumps(made | {"expires": _text(given.expires) or None}))
     else:
-        print(f"key of {given.tenant}, shown only now: {key}", file=sys.stderr)
-        print(lines)
+        print(f"key {made['id']} of {given.tenant}, shown only now: {key}")
     return 0
 
 
-def _lines(tenant: str, key: str, *, admin: bool) -> str:
-    lines = ["[[keys]]", f'tenant = "{tenant}"', f'sha256 = "{digest_of(key).hex()}"']
-    return "\n".join([*lines, *(["admin = true"] if admin else [])])
+def _list(given: argparse.Namespace, place: FilePlace) -> int:
+    text = place.read()
+    keys = parse(text).keys if text.strip() else []
+    if given.json:
+        print(json.dumps([_plain(key) for key in keys]))
+    elif not keys:
+        print("no keys")
+    else:
+        now = datetime.now(UTC)
+        rows = [("ID", "TENANT", "SCOPES", "CREATED", "EXPIRES")]
+        for key in keys:
+            late = " (expired)" if key.expires and key.expires <= now else ""
+            expires = _text(key.expires) or "never"
+            rows.append((key.id, key.tenant, " ".join(key.scopes), _text(key.created) or "unknown", expires + late))
+        print(align(rows))
+    return 0
+
+
+def _revoke(given: argparse.Namespace, place: FilePlace) -> int:
+    place.edit(lambda text: without_key(text, given.id))
+    print(json.dumps({"id": given.id, "revoked": True}) if given.json else f"key {given.id} opens nothing any more")
+    return 0
+
+
+def _plain(key: Key) -> dict[str, Any]:
+    times = {"created": _text(key.created) or None, "expires": _text(key.expires) or None}
+    return {"id": key.id, "tenant": key.tenant, "scopes": key.scopes, **times}
+
+
+def _text(when: datetime | None) -> str:
+    return when.astimezone(UTC).isoformat(timespec="minutes").replace("+00:00", "Z") if when else ""
+
+
+def _moment(text: str) -> datetime:
+    """From "90d", "12h" or a date or time of ISO 8601, which without a zone is UTC."""
+    if found := _PERIOD.fullmatch(text):
+        hours = int(found[1]) * (24 if found[2] == "d" else 1)
+        return datetime.now(UTC).replace(microsecond=0) + timedelta(hours=hours)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither hours (12h), days (90d) nor a date") from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    if moment <= datetime.now(UTC):
+        raise argparse.ArgumentTypeError(f"{text} is past")
+    return moment

@@ -15,7 +15,7 @@ from quire.supervisor.profiles import PROFILES, apply_profile, describe_profile
 from quire.supervisor.rundir import RunDirectory
 from quire.supervisor.up import UpError, greet, run_detached, run_foreground
 from services.common.kv_policy import NAMES
-from services.gateway.key_file import read_keys
+from services.gateway.keys.file import read_keys
 
 EXAMPLES = f"""
 quire up                                        the small model {DEFAULT_MODEL}

@@ -146,6 +146,8 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: QuireError)
 def _translate(error: Exception) -> QuireError:
     if isinstance(error, QuireError):
         return error
+    if isinstance(error, NotImplementedError):  # of a generated base class: a method of a service that is not served
+        return QuireError(Reason.UNSUPPORTED, "this method is not served")
     log.exception("unexpected error in a handler", exc_info=error)
     return QuireError(Reason.INTERNAL, "internal error; see the service's log")
 

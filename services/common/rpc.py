@@ -60,11 +60,16 @@ class Server:
     """
 
     def __init__(
-        self, settings: ServiceSettings, services: Sequence[ServiceDescriptor], registry: CollectorRegistry
+        self,
+        settings: ServiceSettings,
+        services: Sequence[ServiceDescriptor],
+        registry: CollectorRegistry,
+        guard: grpc.aio.ServerInterceptor | None = None,
     ) -> None:
+        """`guard` sees every call before its handler does, and may refuse it by a QuireError."""
         self.settings = settings
         self._registry = registry
-        self.grpc = grpc.aio.server(interceptors=[ErrorInterceptor()], options=OPTIONS)
+        self.grpc = grpc.aio.server(interceptors=[ErrorInterceptor(), *([guard] if guard else [])], options=OPTIONS)
         self._names = [service.full_name for service in services]
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)

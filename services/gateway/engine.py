@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 import grpc
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 import quire
 from quire.v1 import gateway_pb2, scheduler_pb2, scheduler_pb2_grpc, scheduler_status_pb2, types_pb2
@@ -38,7 +38,7 @@ class Engine:
     """
 
     def __init__(self, settings: GatewaySettings, registry: CollectorRegistry) -> None:
-        self.settings = settings
+        self.settings, self._registry = settings, registry
         self._channel = rpc.channel(settings.scheduler, settings)
         self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._encoder = Encoder(settings.encode_threads)
@@ -69,6 +69,10 @@ class Engine:
     def ready(self) -> bool:
         """Whether the scheduler's stream is up, a model is there and no drain has begun."""
         return self._link.connected and bool(self._catalogue.models) and not self._draining
+
+    def metrics(self) -> bytes:
+        """All that the gateway measures, as text for Prometheus."""
+        return generate_latest(self._registry)
 
     def models(self) -> list[types_pb2.ModelDescription]:
         """The models that can be asked for, by name."""

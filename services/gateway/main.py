@@ -12,8 +12,9 @@ from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.common.rpc import Server
 from services.common.startup import begin
 from services.gateway.engine import Engine
+from services.gateway.guard import Guard
 from services.gateway.identity import Identity
-from services.gateway.key_file import KeyFile
+from services.gateway.keys.file import KeyFile
 from services.gateway.servicer import AdminServicer, InferenceServicer
 from services.gateway.settings import GatewaySettings
 
@@ -53,17 +54,17 @@ async def run(settings: GatewaySettings) -> None:
 def open_identity(settings: GatewaySettings) -> Identity:
     """Who is who, by the file of keys where there is one. SystemExit with a clear line where it cannot be read."""
     try:
-        return Identity(None if settings.keys is None else KeyFile(settings.keys))
+        return Identity(None if settings.keys is None else KeyFile(settings.keys).find)
     except ValueError as error:
         raise SystemExit(f"keys: {error}") from error
 
 
 def make_server(engine: Engine, identity: Identity, settings: GatewaySettings, registry: CollectorRegistry) -> Server:
-    """The gRPC server with both services."""
+    """The gRPC server with both services, behind the guard."""
     services = gateway_pb2.DESCRIPTOR.services_by_name
-    server = Server(settings, list(services.values()), registry)
-    gateway_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(engine, identity), server.grpc)
-    gateway_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(engine, identity), server.grpc)
+    server = Server(settings, list(services.values()), registry, Guard(identity))
+    gateway_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(engine), server.grpc)
+    gateway_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(engine), server.grpc)
     return server
 
 

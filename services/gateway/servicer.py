@@ -1,4 +1,4 @@
-"""The gRPC surface: translates between the public API and the engine."""
+"""The gRPC surface: translates between the public API and the engine. Who may call what, the guard decides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.gateway import wire
 from services.gateway.engine import Engine
 from services.gateway.events import Delta, Finished, PromptScores, Started
 from services.gateway.generation import Generation
-from services.gateway.identity import Caller, Identity
+from services.gateway.guard import caller
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -25,14 +25,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
     """Text generation for clients."""
 
-    def __init__(self, engine: Engine, identity: Identity) -> None:
-        self._engine, self._identity = engine, identity
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
         self._endings: set[asyncio.Task[None]] = set()
 
     async def GenerateStream(
         self, request: gateway_pb2.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[gateway_pb2.GenerateStreamResponse]:
-        events = self._generate(request.input, await _caller(self._identity, context), context)
+        events = self._generate(request.input, context)
         request_id = model = ""
         running = request.input.choice_count or 1
         last = gateway_pb2.GenerateStreamResponse()
@@ -53,10 +53,9 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
                     yield last
 
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> gateway_pb2.GenerateResponse:
-        caller = await _caller(self._identity, context)
         response = gateway_pb2.GenerateResponse()
         parts = [wire.ChoiceParts(index) for index in range(max(1, min(request.input.choice_count, MAX_CHOICES)))]
-        async for event in self._generate(request.input, caller, context):
+        async for event in self._generate(request.input, context):
             match event:
                 case Started():
                     response.request_id, response.model = event.request_id, event.model
@@ -70,7 +69,6 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
         return response
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: Context) -> gateway_pb2.TokenizeResponse:
-        await _caller(self._identity, context)
         kind = request.WhichOneof("prompt")
         if kind is None:
             raise invalid("prompt", "one of text and chat is required")
@@ -84,7 +82,6 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
     async def Detokenize(
         self, request: gateway_pb2.DetokenizeRequest, context: Context
     ) -> gateway_pb2.DetokenizeResponse:
-        await _caller(self._identity, context)
         text = await self._engine.detokenize(
             request.model, request.token_ids, skip_special=not request.keep_special_tokens
         )
@@ -93,10 +90,9 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Context
     ) -> gateway_pb2.ListModelsResponse:
-        await _caller(self._identity, context)
         return gateway_pb2.ListModelsResponse(models=self._engine.models())
 
-    def _generate(self, request: gateway_pb2.GenerationInput, caller: Caller, context: Context) -> Generation:
+    def _generate(self, request: gateway_pb2.GenerationInput, context: Context) -> Generation:
         """A generation that ends with the call: by its deadline, its cancellation, or a reader that never reads."""
         handler = asyncio.current_task()
         assert handler is not None
@@ -106,7 +102,7 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
             self._endings.add(ending)
             ending.add_done_callback(self._endings.discard)
 
-        generation = self._engine.generate(request, caller=caller, deadline=context.time_remaining(), on_cut=end)
+        generation = self._engine.generate(request, caller=caller(), deadline=context.time_remaining(), on_cut=end)
         context.add_done_callback(lambda _: generation.cancel())  # type: ignore[arg-type]  # a class in the stubs
         return generation
 
@@ -114,32 +110,23 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
 class AdminServicer(gateway_pb2_grpc.AdminServiceServicer):
     """Operations for whoever runs the service."""
 
-    def __init__(self, engine: Engine, identity: Identity) -> None:
-        self._engine, self._identity = engine, identity
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     async def GetStatus(self, request: gateway_pb2.GetStatusRequest, context: Context) -> gateway_pb2.GetStatusResponse:
-        (await _caller(self._identity, context)).check_admin()
         return await self._engine.status()
 
     async def ChangeModel(
         self, request: gateway_pb2.ChangeModelRequest, context: Context
     ) -> gateway_pb2.ChangeModelResponse:
-        (await _caller(self._identity, context)).check_admin()
         models = await self._engine.change_model(request.action, request.name, request.source)
         return gateway_pb2.ChangeModelResponse(models=models)
 
     async def ChangeExecutor(
         self, request: gateway_pb2.ChangeExecutorRequest, context: Context
     ) -> gateway_pb2.ChangeExecutorResponse:
-        (await _caller(self._identity, context)).check_admin()
         executors = await self._engine.change_executor(request.action, request.target)
         return gateway_pb2.ChangeExecutorResponse(executors=executors)
-
-
-async def _caller(identity: Identity, context: Context) -> Caller:
-    """Who makes the call. UNAUTHENTICATED where nobody knows."""
-    metadata = context.invocation_metadata() or ()
-    return await identity.caller([str(value) for name, value in metadata if name == "authorization"])
 
 
 async def _end(handler: asyncio.Task[Any], context: Context) -> None:

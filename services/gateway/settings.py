@@ -16,7 +16,9 @@ class GatewaySettings(ServiceSettings):
     http_listen: str = Field("127.0.0.1:8000", description="host:port of the OpenAI HTTP API; empty serves none")
     metrics_listen: str = Field("127.0.0.1:9101", description="host:port of the Prometheus endpoint; empty serves none")
     scheduler: str = Field("127.0.0.1:50052", min_length=1, description="address of the scheduler")
-    keys: NamedPath | None = Field(None, description="TOML file of API keys and tenants; without it all are one tenant")
+    keys: NamedPath | None = Field(
+        None, description="TOML file of API keys (`quire keys`); without it all are one tenant"
+    )
     max_prompt_bytes: int = Field(8 << 20, ge=1, le=32 << 20, description="largest prompt, in bytes of text")
     max_body_bytes: int = Field(16 << 20, ge=1, le=64 << 20, description="largest HTTP body")
     resume_seconds: float = Field(30.0, ge=0, description="how long requests wait for a lost scheduler")

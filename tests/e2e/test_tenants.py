@@ -77,7 +77,7 @@ def test_the_command_line_shows_its_key(stack: Stack) -> None:
     assert (refused.returncode, refused.stderr) == (1, "quire generate: the API key is not known (UNAUTHENTICATED)\n")
     above = quire("generate", "a", "--priority", "1", key=BLUE)
     assert "priority: 1 is above 0" in above.stderr
-    assert "admin = true" in quire("status", key=ACME).stdout
+    assert "scope 'admin'" in quire("status", key=ACME).stdout
     shown = quire("status", "--kv", "--json", key=OPERATOR)
     assert shown.returncode == 0, shown.stderr
     assert '"namespace": "acme"' in shown.stdout

@@ -1,16 +1,24 @@
-"""Lets in whoever has a key, before anything of a request's body is read."""
+"""Lets in whoever has a credential, before anything of a request's body is read.
+
+What a route needs is decided by its path; what is not listed needs the scope `admin`.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.gateway.identity import Identity
+from services.gateway.identity import Scope as Needed
 
-OPEN: Final = frozenset({"/health", "/openapi.json"})
-"""Paths that need no key."""
+OPEN: Final = frozenset({"/health"})
+"""Paths that need no credential."""
+
+INFER: Final = ("/v1/", "/tokenize", "/detokenize")
+"""How the paths begin that need the scope `infer`."""
 
 
 class Access:
@@ -24,3 +32,19 @@ class Access:
             caller = await self._identity.caller(Headers(scope=scope).getlist("authorization"))
             scope.setdefault("state", {})["caller"] = caller
         await self._app(scope, receive, send)
+
+
+class ScopedRoute(APIRoute):
+    """A route that checks the caller's scope."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.path not in OPEN:
+            scope["state"]["caller"].check_scope(needed(self.path))
+        await super().handle(scope, receive, send)
+
+
+def needed(path: str) -> Needed:
+    """The scope that a route needs."""
+    if path == "/metrics":
+        return Needed.METRICS
+    return Needed.INFER if path.startswith(INFER) else Needed.ADMIN

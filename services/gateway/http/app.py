@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -14,7 +15,7 @@ import quire
 from quire.v1.gateway_pb2 import GenerationInput
 from quire.v1.types_pb2 import ModelDescription
 from services.common.errors import QuireError
-from services.gateway.http.access import Access
+from services.gateway.http.access import Access, ScopedRoute
 from services.gateway.http.body import read_as
 from services.gateway.http.chat import ChatSurface
 from services.gateway.http.client_watch import ClientGone, ClientWatch
@@ -38,6 +39,7 @@ from services.gateway.identity import Identity
 def create_app(engine: Engine, identity: Identity, settings: HttpSettings) -> FastAPI:
     """The ASGI application over an engine."""
     app = FastAPI(title="Quire", version=quire.__version__, docs_url=None, redoc_url=None)
+    app.router.route_class = ScopedRoute
     app.add_middleware(Access, identity=identity)
     app.add_middleware(Edge)  # outermost
     app.exception_handler(HttpError)(_tell)
@@ -51,6 +53,11 @@ def create_app(engine: Engine, identity: Identity, settings: HttpSettings) -> Fa
     async def health() -> Response:
         """200 when requests can be answered, else 503."""
         return JsonResponse({"status": "ready"}) if engine.ready else JsonResponse({"status": "not ready"}, 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """What the gateway measures, as Prometheus reads it."""
+        return Response(engine.metrics(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models")
     async def models() -> Response:

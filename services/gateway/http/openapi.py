@@ -8,6 +8,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from services.gateway.http.access import OPEN
+
 _REF = "#/components/schemas/{model}"
 
 
@@ -18,7 +20,7 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def describe(app: FastAPI, models: list[type[BaseModel]]) -> None:
-    """Makes `app.openapi` include the schemas of `models`, and the API key that a gateway with keys asks for."""
+    """Makes `app.openapi` include the schemas of `models`, and that all but the open routes need a credential."""
     _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     without = app.openapi
 
@@ -27,7 +29,10 @@ def describe(app: FastAPI, models: list[type[BaseModel]]) -> None:
         components = document.setdefault("components", {})
         components.setdefault("schemas", {}).update(definitions["$defs"])
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"key": []}, {}]
+        document["security"] = [{"key": []}]
+        for path in OPEN & document["paths"].keys():
+            for operation in document["paths"][path].values():
+                operation["security"] = []
         return document
 
     app.openapi = openapi  # type: ignore[method-assign] # FastAPI's documented way to extend it

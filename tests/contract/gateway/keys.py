@@ -1,4 +1,4 @@
-"""A file of keys for tests of both surfaces: two tenants, one of them with a second key that may do everything."""
+"""A file of keys for tests of both surfaces: two tenants, one of them with keys of all scopes, and one that expired."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from services.gateway.identity import digest_of
 
 ACME, BLUE, OPERATOR = "qk-acme-" + "a" * 35, "qk-blue-" + "b" * 35, "qk-oper-" + "c" * 35
+METRICS, EXPIRED = "qk-metr-" + "d" * 35, "qk-exp-" + "e" * 35
 
 # S3: none of them opens anything.
 WRONG = [
@@ -21,13 +22,20 @@ WRONG = [
     f"Bearer {ACME}x",
     f"Bearer {ACME} {ACME}",
     f"Bearer {digest_of(ACME).hex()}",
+    f"Bearer {EXPIRED}",
     "Bearer " + "x" * 4000,
 ]
 
 
 def write_keys(folder: Path) -> Path:
     path = folder / "keys.toml"
-    entries = [("acme", ACME, ""), ("blue", BLUE, ""), ("acme", OPERATOR, "admin = true\n")]
+    entries = [
+        ("acme", ACME, ""),
+        ("blue", BLUE, ""),
+        ("acme", OPERATOR, 'scopes = ["infer", "admin"]\n'),
+        ("acme", METRICS, 'scopes = ["metrics"]\n'),
+        ("acme", EXPIRED, "expires = 2026-01-01T00:00:00Z\n"),
+    ]
     path.write_text(
         "".join(
             f'[[keys]]\ntenant = "{tenant}"\nsha256 = "{digest_of(key).hex()}"\n{more}' for tenant, key, more in entries

@@ -9,20 +9,25 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from quire.client import Client, ClientError
 from quire.v1 import gateway_pb2, scheduler_pb2
+from services.gateway.identity import Scope
 from services.gateway.main import open_identity
 from services.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Stack, eventually, running
 from tests.contract.gateway.fake_scheduler import LENGTH, FakeScheduler
-from tests.contract.gateway.keys import ACME, BLUE, OPERATOR, WRONG, write_keys
+from tests.contract.gateway.keys import ACME, BLUE, METRICS, OPERATOR, WRONG, write_keys
 from tests.contract.gateway.test_generate import asked, reason_of
 
-INFERENCE, ADMIN = (gateway_pb2.DESCRIPTOR.services_by_name[name] for name in ("InferenceService", "AdminService"))
-METHODS = [method for service in (INFERENCE, ADMIN) for method in service.methods]
+OPEN = {"grpc.health.v1.Health"}
+OF_SCOPE = {
+    "quire.v1.InferenceService": {Scope.INFER},
+    "quire.v1.AdminService": {Scope.ADMIN},
+    "grpc.reflection.v1alpha.ServerReflection": set(Scope),
+}
 
 
 def key(text: str) -> tuple[tuple[str, str], ...]:
@@ -40,50 +45,89 @@ async def locked(tmp_path: Path, scheduler: FakeScheduler) -> AsyncIterator[Stac
 async def call(stack: Stack, method: Any, metadata: tuple[tuple[str, str], ...]) -> grpc.aio.AioRpcError | None:
     """What an empty request to a method ends with."""
     path = f"/{method.containing_service.full_name}/{method.name}"
-    sent = b""
+    kinds = {
+        (False, False): stack.channel.unary_unary,
+        (False, True): stack.channel.unary_stream,
+        (True, False): stack.channel.stream_unary,
+        (True, True): stack.channel.stream_stream,
+    }
+    make: Any = kinds[method.client_streaming, method.server_streaming]
     try:
-        if method.server_streaming:
-            await stack.channel.unary_stream(path)(sent, metadata=metadata).read()
-        else:
-            await stack.channel.unary_unary(path)(sent, metadata=metadata)
+        made = make(path)(iter([b""]) if method.client_streaming else b"", metadata=metadata, timeout=30)
+        await (made.read() if method.server_streaming else made)
+        made.cancel()
     except grpc.aio.AioRpcError as error:
         return error
     return None
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-async def test_every_call_needs_a_known_key(locked: Stack, method: Any) -> None:
-    """S3: and nothing else than a known key will do."""
-    for value in WRONG:
-        error = await call(locked, method, () if value is None else (("authorization", value),))
-        assert error is not None, value
-        assert (error.code(), reason_of(error)) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"), value
-        assert ACME not in (error.details() or "")
-    twice = await call(locked, method, key(ACME) + key(BLUE))
-    assert twice is not None
-    assert twice.code() == grpc.StatusCode.UNAUTHENTICATED
-    known = await call(locked, method, key(OPERATOR))
-    assert known is None or known.code() == grpc.StatusCode.INVALID_ARGUMENT  # of the empty request
+async def served_methods(stack: Stack) -> list[Any]:
+    """Every method that the server tells of by reflection."""
+
+    async def ask(**request: str) -> reflection_pb2.ServerReflectionResponse:
+        stub = reflection_pb2_grpc.ServerReflectionStub(stack.channel)
+        sent = iter([reflection_pb2.ServerReflectionRequest(**request)])
+        [answer] = [one async for one in stub.ServerReflectionInfo(sent, metadata=key(METRICS))]
+        return answer
+
+    pool, known = descriptor_pool.DescriptorPool(), set[str]()
+
+    async def learn(**request: str) -> None:
+        """Adds a file behind those that it depends on."""
+        [first, *_] = (await ask(**request)).file_descriptor_response.file_descriptor_proto
+        file = descriptor_pb2.FileDescriptorProto.FromString(first)
+        if file.name not in known:
+            known.add(file.name)
+            for needed in file.dependency:
+                await learn(file_by_filename=needed)
+            pool.Add(file)
+
+    names = [service.name for service in (await ask(list_services="")).list_services_response.service]
+    for name in names:
+        await learn(file_containing_symbol=name)
+    return [method for name in names for method in pool.FindServiceByName(name).methods]
+
+
+async def test_every_method_but_health_needs_a_known_key(locked: Stack) -> None:
+    """S3: and nothing else than a known key will do. What there is, reflection says."""
+    methods = await served_methods(locked)
+    assert {method.containing_service.full_name for method in methods} == OPEN | OF_SCOPE.keys()
+    for method in methods:
+        if method.containing_service.full_name in OPEN:
+            opened = await call(locked, method, ())
+            assert opened is None or opened.code() == grpc.StatusCode.UNIMPLEMENTED
+            continue
+        for value in WRONG:
+            error = await call(locked, method, () if value is None else (("authorization", value),))
+            assert error is not None, (method.full_name, value)
+            assert reason_of(error) == "UNAUTHENTICATED", (method.full_name, value)
+            assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+            assert ACME not in (error.details() or "")
+        twice = await call(locked, method, key(ACME) + key(BLUE))
+        assert twice is not None
+        assert twice.code() == grpc.StatusCode.UNAUTHENTICATED
     assert not locked.scheduler.submits
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-async def test_operations_need_an_operator(locked: Stack, method: Any) -> None:
-    error = await call(locked, method, key(ACME))
-    if method.containing_service is ADMIN:
-        assert error is not None
-        assert reason_of(error) == "PERMISSION_DENIED"
-    else:
-        assert error is None or error.code() == grpc.StatusCode.INVALID_ARGUMENT
+async def test_every_method_needs_its_scope(locked: Stack) -> None:
+    scopes = {ACME: {Scope.INFER}, OPERATOR: {Scope.INFER, Scope.ADMIN}, METRICS: {Scope.METRICS}}
+    for method in await served_methods(locked):
+        if (service := method.containing_service.full_name) in OPEN:
+            continue
+        for text, has in scopes.items():
+            error = await call(locked, method, key(text))
+            if has & OF_SCOPE[service]:
+                assert error is None or error.code() == grpc.StatusCode.INVALID_ARGUMENT  # of the empty request
+            else:
+                assert error is not None, method.full_name
+                assert reason_of(error) == "PERMISSION_DENIED"
 
 
-async def test_health_and_reflection_stay_open(locked: Stack) -> None:
-    answer = await health_pb2_grpc.HealthStub(locked.channel).Check(health_pb2.HealthCheckRequest())
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    stub = reflection_pb2_grpc.ServerReflectionStub(locked.channel)
-    listed = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-    names = [service.name async for one in listed for service in one.list_services_response.service]
-    assert "quire.v1.InferenceService" in names
+async def test_what_the_guard_does_not_know_needs_an_operator(locked: Stack) -> None:
+    for text, code in ((None, "UNAUTHENTICATED"), (ACME, "PERMISSION_DENIED"), (OPERATOR, "UNIMPLEMENTED")):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await locked.channel.unary_unary("/some.new.Service/Do")(b"", metadata=key(text) if text else ())
+        assert caught.value.code().name == code
 
 
 async def test_the_scheduler_learns_who_asks_and_what_they_aim_at(locked: Stack) -> None:

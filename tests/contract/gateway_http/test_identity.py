@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,28 +11,30 @@ import httpx
 import openai
 import pytest
 
+from services.gateway.http.access import needed
+from services.gateway.http.app import create_app
 from services.gateway.http.server import HttpServer, serve_http
-from services.gateway.identity import Identity
-from services.gateway.key_file import KeyFile
-from tests.contract.gateway.keys import ACME, BLUE, WRONG, write_keys
+from services.gateway.identity import Identity, Scope
+from services.gateway.keys.file import KeyFile
+from tests.contract.gateway.keys import ACME, BLUE, METRICS, WRONG, write_keys
 from tests.unit.gateway_http.fake_engine import FakeEngine, Settings
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
+OPEN = {"/health"}
+DOCUMENT: dict[str, Any] = create_app(FakeEngine(), Identity(None), Settings()).openapi()
 CALLS = [
-    ("GET", "/v1/models"),
-    ("GET", "/v1/models/test/model"),
-    ("POST", "/v1/completions"),
-    ("POST", "/v1/chat/completions"),
-    ("POST", "/tokenize"),
-    ("POST", "/detokenize"),
-    ("GET", "/nothing/here"),
+    (method.upper(), re.sub(r"{\w+(:path)?}", "test/model", path))
+    for path, operations in DOCUMENT["paths"].items()
+    for method in operations
+    if path not in OPEN
 ]
+UNKNOWN = [("GET", "/openapi.json"), ("GET", "/nothing/here"), ("DELETE", "/health/x")]
 
 
 @pytest.fixture
 async def locked(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[HttpServer]:
     """A server with keys."""
-    server = await serve_http(engine, Identity(KeyFile(write_keys(tmp_path))), Settings())
+    server = await serve_http(engine, Identity(KeyFile(write_keys(tmp_path)).find), Settings())
     yield server
     await server.stop()
 
@@ -40,7 +43,14 @@ def client_of(server: HttpServer, key: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"http://{server.address}/v1", api_key=key, max_retries=0)
 
 
-@pytest.mark.parametrize(("method", "path"), CALLS)
+def test_the_description_says_what_is_open() -> None:
+    assert len(CALLS) >= 7
+    assert DOCUMENT["security"] == [{"key": []}]
+    for path, operations in DOCUMENT["paths"].items():
+        assert all(("security" in one) == (path in OPEN) for one in operations.values()), path
+
+
+@pytest.mark.parametrize(("method", "path"), [*CALLS, *UNKNOWN])
 async def test_every_path_needs_a_known_key(locked: HttpServer, engine: FakeEngine, method: str, path: str) -> None:
     """S3: 401 in OpenAI's shape whatever is sent instead, before the body is looked at."""
     sendable = [value for value in WRONG if value is None or value == value.strip()]
@@ -60,13 +70,31 @@ async def test_every_path_needs_a_known_key(locked: HttpServer, engine: FakeEngi
         assert (await client.request(method, path, headers=both)).status_code == 401
         known = await client.request(method, path, headers={"authorization": f"bearer  {ACME}"}, content=b"no JSON")
         assert known.status_code != 401
+        of_scope = {METRICS: path == "/metrics", ACME: path != "/metrics"}
+        for key, opens in of_scope.items():
+            answer = await client.request(method, path, headers={"authorization": f"Bearer {key}"}, content=b"no JSON")
+            refused = answer.status_code == 403
+            assert refused is ((method, path) in CALLS and not opens), (key, answer.text)
+            if refused:
+                assert answer.json()["error"]["code"] == "permission_denied"
     assert not engine.requests
 
 
-async def test_health_and_the_description_stay_open(locked: HttpServer) -> None:
+async def test_health_stays_open(locked: HttpServer) -> None:
     async with httpx.AsyncClient(base_url=f"http://{locked.address}") as client:
         assert (await client.get("/health")).status_code == 200
-        assert (await client.get("/openapi.json")).status_code == 200
+
+
+async def test_prometheus_shows_a_key(locked: HttpServer) -> None:
+    async with httpx.AsyncClient(base_url=f"http://{locked.address}") as client:
+        answer = await client.get("/metrics", headers={"authorization": f"Bearer {METRICS}"})
+    assert (answer.status_code, answer.text) == (200, "quire_up 1\n")
+    assert answer.headers["content-type"].startswith("text/plain")
+
+
+def test_a_route_that_nobody_thought_of_needs_an_operator() -> None:
+    assert needed("/new") is Scope.ADMIN
+    assert needed("/v1/new") is Scope.INFER
 
 
 async def test_openai_s_client_with_and_without_a_key(locked: HttpServer, engine: FakeEngine) -> None:

@@ -3,49 +3,97 @@
 from __future__ import annotations
 
 import json
-import tomllib
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire import cli
-from services.gateway.identity import Caller, digest_of
-from services.gateway.key_file import read_keys
+from services.gateway.identity import Caller, Entry, Scope, digest_of, key_id
+from services.gateway.keys.file import KeyFile
 from tests.unit.cli.conftest import Gateway
 
 
-def new(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[str, str]:
-    """Standard output and the key that the other stream showed."""
-    assert cli.main(["keys", "new", *flags]) == 0
-    said = capsys.readouterr()
-    return said.out, said.err.split()[-1]
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.toml"
 
 
-def test_new_keys_make_a_file_that_holds_only_digests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "keys.toml"
-    first, acme = new(capsys, "acme")
-    second, operator = new(capsys, "ops", "--admin")
-    path.write_text("[tenants.acme]\nweight = 2\n" + first + second)
-    assert read_keys(path) == {digest_of(acme): Caller("acme", 2.0), digest_of(operator): Caller("ops", admin=True)}
-    assert acme != operator
-    assert len(acme) > 40
-    assert acme not in path.read_text()
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, path: Path) -> Any:
+    assert cli.main(["keys", *arguments, "--keys", str(path), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
 
 
-def test_a_key_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["keys", "new", "acme", "--json"]) == 0
-    said = capsys.readouterr()
-    made = json.loads(said.out)
-    assert tomllib.loads(made["toml"])["keys"] == [{"tenant": "acme", "sha256": digest_of(made["key"]).hex()}]
-    assert (made["tenant"], said.err) == ("acme", "")
+def test_created_keys_open_and_only_their_digests_are_kept(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    acme = said(capsys, "create", "acme", path=path)
+    operator = said(capsys, "create", "ops", "--scope", "admin", "--scope", "metrics", path=path)
+    assert (acme["tenant"], acme["scopes"], acme["expires"]) == ("acme", ["infer"], None)
+    assert acme["id"] == key_id(digest_of(acme["key"]))
+    assert acme["key"] != operator["key"]
+    assert len(acme["key"]) > 40
+    text = path.read_text()
+    assert acme["key"] not in text
+    assert operator["key"] not in text
+    keys = KeyFile(path)
+    assert keys.find(digest_of(acme["key"])) == Entry(Caller("acme", acme["id"]))
+    scopes = frozenset({Scope.ADMIN, Scope.METRICS})
+    assert keys.find(digest_of(operator["key"])) == Entry(Caller("ops", operator["id"], scopes=scopes))
+
+
+def test_a_key_is_shown_once_and_revoked_by_its_id(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["keys", "create", "acme", "--keys", str(path)]) == 0
+    key = capsys.readouterr().out.split()[-1]
+    keys = KeyFile(path)
+    assert keys.find(digest_of(key)) is not None
+    other = said(capsys, "create", "acme", path=path)
+    listed = said(capsys, "list", path=path)
+    assert [one["id"] for one in listed] == [key_id(digest_of(key)), other["id"]]
+    assert cli.main(["keys", "list", "--keys", str(path)]) == 0
+    table = capsys.readouterr().out
+    assert listed[0]["id"] in table
+    assert key not in table
+    assert said(capsys, "revoke", listed[0]["id"], path=path) == {"id": listed[0]["id"], "revoked": True}
+    assert keys.find(digest_of(key)) is None
+    assert keys.find(digest_of(other["key"])) is not None
+
+
+@pytest.mark.parametrize(("text", "hours"), [("36h", 36), ("90d", 90 * 24)])
+def test_a_key_expires_after_a_while(path: Path, capsys: pytest.CaptureFixture[str], text: str, hours: int) -> None:
+    said(capsys, "create", "acme", "--expires", text, path=path)
+    [key] = said(capsys, "list", path=path)
+    left = datetime.fromisoformat(key["expires"]) - datetime.now(UTC)
+    assert timedelta(hours=hours, minutes=-2) < left <= timedelta(hours=hours)
+
+
+@pytest.mark.parametrize(("text", "why"), [("soon", "nor a date"), ("0d", "nor a date"), ("2020-01-01", "is past")])
+def test_when_a_key_expires_is_checked(path: Path, capsys: pytest.CaptureFixture[str], text: str, why: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["keys", "create", "acme", "--keys", str(path), "--expires", text])
+    assert end.value.code == 2
+    assert why in capsys.readouterr().err
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("name", ["", "a b", 'a"', "-a", "x" * 65, "a\n"])
-def test_a_tenant_s_name_is_checked(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tenant_s_name_is_checked(path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main(["keys", "new", "--", name])
-    assert end.value.code == 2
+        cli.main(["keys", "create", "--keys", str(path), "--", name])
+    assert end.value.code == 1
     assert "tenant's name" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_what_goes_wrong_is_one_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["keys", "list", "--keys", str(path)]) == 0
+    assert capsys.readouterr().out == "no keys\n"
+    path.write_text("[[keys]]\n")
+    for action in (["list"], ["create", "acme"], ["revoke", "0123"]):
+        with pytest.raises(SystemExit) as end:
+            cli.main(["keys", *action, "--keys", str(path)])
+        assert end.value.code == 1
+        assert "keys[0].tenant" in capsys.readouterr().err
+    assert path.read_text() == "[[keys]]\n"
 
 
 @pytest.mark.parametrize("way", ["flag", "variable"])
@@ -64,8 +112,7 @@ def test_what_cannot_be_a_key_is_refused_without_repeating_it(monkeypatch: pytes
     assert "sécret" not in str(end.value.code)
 
 
-def test_up_refuses_a_bad_file_of_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "keys.toml"
+def test_up_refuses_a_bad_file_of_keys(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_text("[[keys]]\ntenant = 'acme'")
     with pytest.raises(SystemExit) as end:
         cli.main(["up", "--keys", str(path)])

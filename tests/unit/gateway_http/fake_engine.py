@@ -48,6 +48,9 @@ class FakeEngine:
     hung: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the last running request ended
 
+    def metrics(self) -> bytes:
+        return b"quire_up 1\n"
+
     def models(self) -> list[types_pb2.ModelDescription]:
         return [MODEL]
 
