@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -48,11 +49,14 @@ _EXECUTOR_ACTIONS = {
 
 
 class ClientError(Exception):
-    """A call that failed. `reason` is the machine-readable name, empty where the service could not be reached."""
+    """A call that failed. `reason` is the machine-readable name, empty where the service could not be reached.
 
-    def __init__(self, code: grpc.StatusCode, reason: str, message: str) -> None:
+    `retry_after` is in seconds, where the service knows when the same call may succeed.
+    """
+
+    def __init__(self, code: grpc.StatusCode, reason: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.code, self.reason, self.message = code, reason, message
+        self.code, self.reason, self.message, self.retry_after = code, reason, message, retry_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +205,11 @@ class Client:
         request = gateway_pb2.ChangeExecutorRequest(action=_EXECUTOR_ACTIONS[action], target=target)
         return list(self._call(self._admin.ChangeExecutor, request).executors)
 
+    def usage(self, first: date, last: date, *, tenant: str = "") -> list[gateway_pb2.UsageRow]:
+        """What tenants, or one of them, used on those days (UTC), by day, tenant and model."""
+        request = gateway_pb2.GetUsageRequest(first_day=first.isoformat(), last_day=last.isoformat(), tenant=tenant)
+        return list(self._call(self._admin.GetUsage, request).rows)
+
     def _call(self, method: Any, request: Any) -> Any:
         try:
             return method(request, metadata=self._metadata)
@@ -261,6 +270,8 @@ def _finish_name(reason: int) -> str | None:
 
 def _client_error(error: Any) -> ClientError:
     status = rpc_status.from_call(error)
-    info = error_details_pb2.ErrorInfo()
-    reason = next((info.reason for detail in (status.details if status else ()) if detail.Unpack(info)), "")
-    return ClientError(error.code(), reason, error.details() or error.code().name)
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    details = list(status.details) if status else []
+    reason = next((info.reason for detail in details if detail.Unpack(info)), "")
+    wait = next((retry.retry_delay.ToMilliseconds() / 1000 for detail in details if detail.Unpack(retry)), None)
+    return ClientError(error.code(), reason, error.details() or error.code().name, wait)

@@ -18,6 +18,7 @@ COMMANDS = {
     "models": "list, load, unload or reload models",
     "executors": "list, add, drain or remove executors",
     "keys": "create, list or revoke API keys of tenants",
+    "usage": "show what tenants used, by day and model",
     "bench": "measure the engine or a whole serving stack",
     "eval": "measure how well a model computes: perplexity, agreement with a reference",
     "quantize": "make a smaller checkpoint of a model: GPTQ, AWQ, INT8, FP8",

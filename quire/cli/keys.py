@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import secrets
 from collections.abc import Sequence
@@ -13,10 +14,11 @@ from typing import Any
 
 from quire.cli.common import Failure, failures, parser
 from quire.cli.tables import align
-from services.gateway.identity import Scope, digest_of, key_id
+from services.gateway.caller import Scope, digest_of, key_id
 from services.gateway.keys.document import TENANT_PATTERN, Key, parse
 from services.gateway.keys.editing import entry_text, with_key, without_key
 from services.gateway.keys.file import FilePlace
+from services.gateway.keys.redis import RedisPlace
 
 KEY_BYTES = 32  # of randomness
 _PERIOD = re.compile(r"([1-9][0-9]{0,4})([hd])")
@@ -25,15 +27,16 @@ _PERIOD = re.compile(r"([1-9][0-9]{0,4})([hd])")
 def run(argv: Sequence[str]) -> int:
     args = parser(
         "keys",
-        "Makes, lists and revokes API keys. The gateway's file of keys holds only their digests, so a key is shown\n"
-        "once and kept by whom it is for. A running gateway follows the file: nothing has to be restarted.",
+        "Makes, lists and revokes API keys. A file, or Redis, holds only their digests, so a key is shown\n"
+        "once and kept by whom it is for. Running gateways follow: nothing has to be restarted.",
         "quire keys create acme                        then: quire up --keys keys.toml\n"
         "quire keys create operator --scope infer --scope admin --scope metrics\n"
         "quire keys create acme --expires 90d          hours (h), days (d) or a date\n"
         "quire keys list\n"
-        "quire keys revoke 1f2e3d4c5b6a                its ID in the list",
+        "quire keys revoke 1f2e3d4c5b6a                its ID in the list\n"
+        "quire keys import keys.toml --redis URL       for gateways with --keys redis --redis URL",
     )
-    actions = args.add_subparsers(dest="action", required=True, metavar="{create,list,revoke}")
+    actions = args.add_subparsers(dest="action", required=True, metavar="{create,list,revoke,import}")
     create = actions.add_parser("create", help="make a key", description="Makes a key and shows it once.")
     create.add_argument("tenant", metavar="TENANT", help="whom the key's requests count for")
     create.add_argument(
@@ -50,22 +53,42 @@ def run(argv: Sequence[str]) -> int:
         "revoke", help="take a key away", description="Takes a key away; answers that run go on."
     )
     revoke.add_argument("id", metavar="ID", help="of the key, as `quire keys list` shows it")
-    for action in (create, listing, revoke):
+    imported = actions.add_parser(
+        "import",
+        help="take a whole document over",
+        description="Puts the document of a file, with its tenants and limits, in the place of the one that is there.",
+    )
+    imported.add_argument("file", metavar="DOCUMENT", type=Path, help="a file as docs/access.md describes it")
+    for action in (create, listing, revoke, imported):
         action.add_argument("--keys", metavar="FILE", type=Path, default=Path("keys.toml"), help="(default: keys.toml)")
+        action.add_argument(
+            "--redis", metavar="URL", help="the keys in Redis instead (default: $QUIRE_GATEWAY_REDIS, if set)"
+        )
         action.add_argument("--json", action="store_true", help="print JSON")
     given = args.parse_args(argv)
     with failures("keys"):
         try:
-            return {"create": _create, "list": _list, "revoke": _revoke}[given.action](given, _place(given))
+            return {"create": _create, "list": _list, "revoke": _revoke, "import": _import}[given.action](
+                given, _place(given)
+            )
         except ValueError as error:
             raise Failure(str(error)) from error
 
 
-def _place(given: argparse.Namespace) -> FilePlace:
-    return FilePlace(given.keys)
+def _place(given: argparse.Namespace) -> FilePlace | RedisPlace:
+    url = given.redis or os.environ.get("QUIRE_GATEWAY_REDIS")
+    return RedisPlace(url) if url else FilePlace(given.keys)
 
 
-def _create(given: argparse.Namespace, place: FilePlace) -> int:
+def _import(given: argparse.Namespace, place: FilePlace | RedisPlace) -> int:
+    text = FilePlace(given.file).read()
+    count = len(parse(text).keys)
+    place.edit(lambda _: text)
+    print(json.dumps({"keys": count}) if given.json else f"{count} keys from {given.file}")
+    return 0
+
+
+def _create(given: argparse.Namespace, place: FilePlace | RedisPlace) -> int:
     if not re.fullmatch(TENANT_PATTERN, given.tenant) or given.tenant.endswith("\n"):
         raise ValueError(f"{given.tenant!r} is no tenant's name (letters, digits and . _ -, at most 64)")
     key = f"qk-{secrets.token_urlsafe(KEY_BYTES)}"
@@ -80,7 +103,7 @@ def _create(given: argparse.Namespace, place: FilePlace) -> int:
     return 0
 
 
-def _list(given: argparse.Namespace, place: FilePlace) -> int:
+def _list(given: argparse.Namespace, place: FilePlace | RedisPlace) -> int:
     text = place.read()
     keys = parse(text).keys if text.strip() else []
     if given.json:
@@ -98,7 +121,7 @@ def _list(given: argparse.Namespace, place: FilePlace) -> int:
     return 0
 
 
-def _revoke(given: argparse.Namespace, place: FilePlace) -> int:
+def _revoke(given: argparse.Namespace, place: FilePlace | RedisPlace) -> int:
     place.edit(lambda text: without_key(text, given.id))
     print(json.dumps({"id": given.id, "revoked": True}) if given.json else f"key {given.id} opens nothing any more")
     return 0

@@ -10,12 +10,13 @@ import contextlib
 import enum
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf import any_pb2
+from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -51,6 +52,7 @@ class Reason(enum.Enum):
     TOO_LARGE = ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, 413, False)
     NEVER_FITS = ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, 413, False)
     QUEUE_FULL = ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, 429, True)
+    RATE_LIMITED = ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, 429, True)
     SLOW_READER = ErrorKind(grpc.StatusCode.RESOURCE_EXHAUSTED, 429, True)
     DEADLINE = ErrorKind(grpc.StatusCode.DEADLINE_EXCEEDED, 504, True)
     CANCELLED = ErrorKind(grpc.StatusCode.CANCELLED, 499, False)
@@ -58,6 +60,7 @@ class Reason(enum.Enum):
     SCHEDULER_LOST = ErrorKind(grpc.StatusCode.UNAVAILABLE, 503, True)
     EXECUTOR_LOST = ErrorKind(grpc.StatusCode.UNAVAILABLE, 503, True)
     KVMANAGER_LOST = ErrorKind(grpc.StatusCode.UNAVAILABLE, 503, True)
+    STORE_LOST = ErrorKind(grpc.StatusCode.UNAVAILABLE, 503, True)
     NO_EXECUTOR = ErrorKind(grpc.StatusCode.UNAVAILABLE, 503, True)
     MODEL_LOAD_FAILED = ErrorKind(grpc.StatusCode.FAILED_PRECONDITION, 400, False)
     PRECONDITION = ErrorKind(grpc.StatusCode.FAILED_PRECONDITION, 409, False)
@@ -69,11 +72,23 @@ class Reason(enum.Enum):
 
 
 class QuireError(Exception):
-    """A failure with a reason from the table. `field` names the offending request field where there is one."""
+    """A failure with a reason from the table. `field` names the offending request field where there is one.
 
-    def __init__(self, reason: Reason, message: str, *, field: str = "") -> None:
+    `retry_after` is in seconds, where that is known; `headers` go with the answer, over HTTP and gRPC alike.
+    """
+
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        field: str = "",
+        retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.reason, self.message, self.field = reason, message, field
+        self.retry_after, self.headers = retry_after, headers or {}
 
     def to_detail(self) -> types_pb2.ErrorDetail:
         """The form that travels on internal streams."""
@@ -91,7 +106,7 @@ class QuireError(Exception):
         return cls(reason, detail.message)
 
     def to_status(self) -> status_pb2.Status:
-        """A `google.rpc.Status` with ErrorInfo, and BadRequest where a field is named."""
+        """A `google.rpc.Status` with ErrorInfo, BadRequest where a field is at fault, RetryInfo where it is known."""
         kind, message = self.reason.value, _shortened(self.message)
         info = error_details_pb2.ErrorInfo(
             reason=self.reason.name, domain=DOMAIN, metadata={"retryable": str(kind.retryable).lower()}
@@ -100,6 +115,10 @@ class QuireError(Exception):
         if self.field:
             violation = error_details_pb2.BadRequest.FieldViolation(field=self.field, description=message)
             details.append(_pack(error_details_pb2.BadRequest(field_violations=[violation])))
+        if self.retry_after is not None:
+            delay = duration_pb2.Duration()
+            delay.FromMilliseconds(math.ceil(self.retry_after * 1000))
+            details.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
         return status_pb2.Status(code=code_pb2.Code.Value(kind.code.name), message=message, details=details)
 
 
@@ -140,6 +159,8 @@ def _pack(message: Any) -> any_pb2.Any:
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: QuireError) -> None:
     """Ends a call with the error's status; returns where the call was over by then and nobody is left to be told."""
     with contextlib.suppress(grpc.aio.InternalError):
+        if error.headers:
+            context.set_trailing_metadata(tuple(error.headers.items()))
         await context.abort_with_status(rpc_status.to_status(error.to_status()))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import sys
 from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -50,6 +51,20 @@ def _not_empty(value: Any) -> Any:
 
 NamedPath = Annotated[Path, BeforeValidator(_not_empty)]
 """A path that was meant: an empty one would be the working directory."""
+
+
+_REDIS = re.compile(r"rediss?://[^/?#]*(/[0-9]*/?)?([?#].*)?|unix://.*", re.DOTALL)
+
+
+def _check_redis(url: SecretStr) -> SecretStr:
+    # Of a database that is no number redis-py takes the first, without a word.
+    if not _REDIS.fullmatch(url.get_secret_value()):
+        raise ValueError("not redis://HOST:PORT/NUMBER, rediss://HOST:PORT/NUMBER or unix://PATH")
+    return url
+
+
+RedisUrl = Annotated[SecretStr, AfterValidator(_check_redis)]
+"""A Redis database, which may name a user and password."""
 
 
 class ServiceSettings(BaseSettings):

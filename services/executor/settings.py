@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.common.kv_policy import HOT_TOKENS, OLDEST, PERIOD, WARM_TOKENS, KvAges, KvPolicy
-from services.common.settings import NamedPath, ServiceSettings
+from services.common.settings import NamedPath, RedisUrl, ServiceSettings
 from services.common.sizes import parse_size
 from services.executor.speculation.setting import parse_draft
 from services.executor.tiers.pools import MOST_BLOCKS
@@ -18,8 +18,6 @@ Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 KvFormatName = Literal["auto", "fp32", "bf16"]
 InstructionSet = Literal["auto", "portable", "avx2", "avx512", "avx512_vnni"]
 NumaNode = Literal["auto", "none"] | int
-
-_REMOTE = re.compile(r"rediss?://[^/?#]*(/[0-9]*/?)?([?#].*)?|unix://.*", re.DOTALL)
 
 
 class ExecutorSettings(ServiceSettings):
@@ -60,7 +58,7 @@ class ExecutorSettings(ServiceSettings):
         None, description="folder for KV that memory has no room for; outlives the executor"
     )
     kv_disk_size: str = Field("4GiB", description="the most that this executor writes there")
-    kv_remote: SecretStr | None = Field(None, description="redis://HOST:PORT to share KV through; others: rediss, unix")
+    kv_remote: RedisUrl | None = Field(None, description="redis://HOST:PORT to share KV through; others: rediss, unix")
     block_size: int = Field(32, ge=1, le=1024, description="token slots per KV block")
     max_sequences: int = Field(64, ge=1, le=4096, description="most sequences that one step computes")
     max_step_tokens: int = Field(512, ge=1, le=65536, description="most tokens that one step computes")
@@ -93,14 +91,6 @@ class ExecutorSettings(ServiceSettings):
     def _check_size(cls, value: str | None) -> str | None:
         if value is not None:
             parse_size(value)
-        return value
-
-    @field_validator("kv_remote")
-    @classmethod
-    def _check_remote(cls, value: SecretStr | None) -> SecretStr | None:
-        # Of a database that is no number redis-py takes the first, without a word.
-        if value is not None and not _REMOTE.fullmatch(value.get_secret_value()):
-            raise ValueError("not redis://HOST:PORT/NUMBER, rediss://HOST:PORT/NUMBER or unix://PATH")
         return value
 
     @model_validator(mode="after")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import date
 
 import grpc
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,11 +19,13 @@ from services.common import rpc
 from services.common.errors import QuireError, Reason, from_rpc_error, invalid
 from services.common.limits import check_ids
 from services.gateway import opening, validation
+from services.gateway.caller import Caller
 from services.gateway.encoding import Encoder, Prompt
 from services.gateway.generation import Generation, Opened
-from services.gateway.identity import Caller
 from services.gateway.metrics import GatewayMetrics, RequestMeter
 from services.gateway.models import ModelCatalogue
+from services.gateway.quota.quota import Quota
+from services.gateway.quota.usage import KEPT_DAYS, Row, today
 from services.gateway.requests import RequestTable
 from services.gateway.scheduler_link import SchedulerLink
 from services.gateway.settings import GatewaySettings
@@ -37,8 +41,8 @@ class Engine:
     Failures are raised as `QuireError`. Everything runs on one event loop; tokenization runs in threads.
     """
 
-    def __init__(self, settings: GatewaySettings, registry: CollectorRegistry) -> None:
-        self.settings, self._registry = settings, registry
+    def __init__(self, settings: GatewaySettings, registry: CollectorRegistry, quota: Quota) -> None:
+        self.settings, self._registry, self._quota = settings, registry, quota
         self._channel = rpc.channel(settings.scheduler, settings)
         self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._encoder = Encoder(settings.encode_threads)
@@ -63,6 +67,7 @@ class Engine:
     def start(self, on_ready: Callable[[bool], None] | None = None) -> None:
         """Connects in the background; `on_ready` hears of readiness whenever it may have changed."""
         self._on_ready = on_ready
+        self._quota.start()
         self._link.start()
 
     @property
@@ -74,13 +79,9 @@ class Engine:
         """All that the gateway measures, as text for Prometheus."""
         return generate_latest(self._registry)
 
-    def models(self) -> list[types_pb2.ModelDescription]:
-        """The models that can be asked for, by name."""
-        return self._catalogue.models
-
-    def find_model(self, name: str) -> types_pb2.ModelDescription:
-        """The model of that name; the only one where the name is empty. MODEL_NOT_FOUND, SCHEDULER_LOST."""
-        return self._catalogue.find(name)
+    def models(self, caller: Caller) -> list[types_pb2.ModelDescription]:
+        """The models that a caller can ask for, by name."""
+        return [model for model in self._catalogue.models if caller.caps.allows(model.name)]
 
     def generate(
         self,
@@ -111,32 +112,36 @@ class Engine:
             self._watch.add(generation)
             return opened
 
-        generation = Generation(begin, self._link, self._table, on_cut)
+        generation = Generation(begin, self._link, self._table, self._quota, on_cut)
         return generation
 
     async def tokenize(
-        self, model: str, prompt: Prompt, *, add_special: bool = True
+        self, model: str, prompt: Prompt, *, caller: Caller, add_special: bool = True
     ) -> tuple[list[int], types_pb2.ModelDescription]:
         """Token ids of a text or of a chat, as `generate` would make them, and the model they are for."""
+        self._quota.check_pace(caller)
         limit = self.settings.max_prompt_bytes
         if isinstance(prompt, str):
             validation.check_text_size("text", (prompt,), limit)
         else:
             validation.check_messages(prompt, limit)
-        found = self.find_model(model)
+        found = self._catalogue.find(model, caller.caps)
         loaded = await self._catalogue.tokenizer(found)
-        return await self._encoder.encode(loaded.tokenizer, prompt, add_bos=add_special), found
+        async with self._counted(caller):
+            return await self._encoder.encode(loaded.tokenizer, prompt, add_bos=add_special), found
 
-    async def detokenize(self, model: str, ids: Sequence[int], *, skip_special: bool = True) -> str:
+    async def detokenize(self, model: str, ids: Sequence[int], *, caller: Caller, skip_special: bool = True) -> str:
         """The text of token ids."""
-        found = self.find_model(model)
+        self._quota.check_pace(caller)
+        found = self._catalogue.find(model, caller.caps)
         if len(ids) > self.settings.max_prompt_bytes:
             raise QuireError(
                 Reason.TOO_LARGE, f"token_ids: more than {self.settings.max_prompt_bytes}", field="token_ids"
             )
         check_ids("token_ids", ids, found.vocab_size)
         loaded = await self._catalogue.tokenizer(found)
-        return await self._encoder.decode(loaded.tokenizer, ids, skip_special=skip_special)
+        async with self._counted(caller):
+            return await self._encoder.decode(loaded.tokenizer, ids, skip_special=skip_special)
 
     async def status(self) -> gateway_pb2.GetStatusResponse:
         """State of all services; `scheduler` is absent while it cannot be reached."""
@@ -181,6 +186,14 @@ class Engine:
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, Reason.SCHEDULER_LOST) from error
 
+    async def usage(self, first_day: str, last_day: str) -> list[Row]:
+        """What was used on those days, each as YYYY-MM-DD; empty for the last and the present one."""
+        last = _day("last_day", last_day) if last_day else today()
+        first = _day("first_day", first_day) if first_day else last
+        if not 0 <= (last - first).days <= KEPT_DAYS:
+            raise invalid("first_day", f"must be 0 to {KEPT_DAYS} days before last_day")
+        return await self._quota.usage(first, last)
+
     async def drain(self) -> None:
         """Refuses new requests with DRAINING and returns when the running ones have ended."""
         self._draining = True
@@ -196,18 +209,30 @@ class Engine:
             request.fail(QuireError(Reason.DRAINING, "the gateway stopped"))
         await self._catalogue.stop()
         self._encoder.stop()
+        await self._quota.stop()
         await self._channel.close()
+
+    @contextlib.asynccontextmanager
+    async def _counted(self, caller: Caller) -> AsyncIterator[None]:
+        """Something short that counts as a request without tokens."""
+        grant = await self._quota.enter(caller)
+        try:
+            yield
+        finally:
+            self._quota.settle(grant, 0)
 
     async def _open(
         self, request: gateway_pb2.GenerationInput, caller: Caller, arrived_at: float, deadline_at: float | None
     ) -> Opened:
         if self._draining:
             raise QuireError(Reason.DRAINING, "the gateway is shutting down")
-        model = self.find_model(request.model)
+        self._quota.check_pace(caller)
+        model = self._catalogue.find(request.model, caller.caps)
         validation.validate(request, model, self.settings.max_prompt_bytes)
         caller.check_priority(request.priority)
         request_id = request.request_id or f"gen-{uuid.uuid4().hex}"
         handle = self._table.claim(caller.tenant, request_id)
+        grant = None
         try:
             loaded = await self._catalogue.tokenizer(model)
             prompt_ids = await opening.encode_prompt(request, model, loaded.tokenizer, self._encoder)
@@ -215,11 +240,15 @@ class Engine:
             submit.handle, submit.request_id = handle, request_id
             if not submit.sampling.HasField("seed"):
                 submit.sampling.seed = self._draws.getrandbits(63)
+            expected = opening.expected_output(request, submit)
+            grant = await self._quota.enter(caller, len(prompt_ids), expected)
             meter = RequestMeter(self._metrics, model.name, arrived_at)
             opened = opening.open_request(
-                submit, model, loaded, request.keep_special_tokens, meter, arrived_at, deadline_at
+                submit, model, loaded, request.keep_special_tokens, meter, arrived_at, deadline_at, grant
             )
         except BaseException:
+            if grant is not None:
+                self._quota.settle(grant, 0)
             self._table.release(caller.tenant, request_id)
             raise
         self._table.add(opened.request)
@@ -233,3 +262,10 @@ class Engine:
     def _tell_state(self) -> None:
         if self._on_ready is not None:
             self._on_ready(self.ready)
+
+
+def _day(field: str, text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise invalid(field, f"{text[:40]!r} is no day as YYYY-MM-DD") from None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from quire.v1.types_pb2 import FinishReason
 
@@ -28,6 +29,7 @@ class Started:
     prompt_token_ids: tuple[int, ...]
     cached_tokens: int
     seed: int  # the client's, or the one drawn
+    headers: Mapping[str, str] = field(default_factory=dict)  # what the answer tells of the caller's rates
 
 
 @dataclass(frozen=True, slots=True)

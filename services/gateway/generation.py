@@ -7,7 +7,7 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from quire.v1 import types_pb2
@@ -15,6 +15,7 @@ from services.common.errors import QuireError, Reason
 from services.gateway.deltas import DeltaMaker, Vocabulary, scored_prompt
 from services.gateway.events import Event, Finished, PromptScores, Started
 from services.gateway.metrics import RequestMeter
+from services.gateway.quota.quota import Grant, Quota
 from services.gateway.requests import OpenRequest, RequestTable
 from services.gateway.scheduler_link import SchedulerLink
 
@@ -30,6 +31,7 @@ class Opened:
     vocabulary: Vocabulary
     makers: list[DeltaMaker]
     meter: RequestMeter
+    grant: Grant
 
 
 class Generation(AsyncIterator[Event]):
@@ -40,9 +42,11 @@ class Generation(AsyncIterator[Event]):
         opening: Callable[[], Awaitable[Opened]],
         link: SchedulerLink,
         table: RequestTable,
+        quota: Quota,
         on_cut: Callable[[], None] | None,
     ) -> None:
         self._opening, self._link, self._table, self._on_cut = opening, link, table, on_cut
+        self._quota = quota
         self._opened: Opened | None = None
         self._events: deque[Event] = deque()
         self._scores: PromptScores | None = None
@@ -115,6 +119,7 @@ class Generation(AsyncIterator[Event]):
         if self.closed:  # cancelled meanwhile
             self._link.cancel(request)
             self._table.remove(request)
+            self._quota.settle(opened.grant, 0)
         elif request.deadline_at is not None:
             late = QuireError(Reason.DEADLINE, "the deadline passed")
             self._timer = asyncio.get_running_loop().call_at(request.deadline_at, self._fail, request, late)
@@ -131,7 +136,7 @@ class Generation(AsyncIterator[Event]):
         if not self._cut:
             if not self._begun and request.started is not None:
                 self._begun = True
-                events.append(_started(request))
+                events.append(_started(request, opened.grant.headers))
             if self._scores is not None and not self._scores_sent:
                 self._scores_sent = True
                 events.append(self._scores)
@@ -181,6 +186,7 @@ class Generation(AsyncIterator[Event]):
         else:
             self._link.cancel(request)
         self._table.remove(request)
+        self._settle(self._opened)
         output = sum(len(choice.output) for choice in request.choices)
         log.log(
             logging.WARNING if outcome == "error" else logging.DEBUG,
@@ -196,8 +202,15 @@ class Generation(AsyncIterator[Event]):
         self._opened.meter.finish(outcome, len(request.prompt_ids), output, asyncio.get_running_loop().time())
         request.wake()  # a reader that waits meets the error
 
+    def _settle(self, opened: Opened) -> None:
+        """Says what the request used in the end."""
+        request, finished = opened.request, _finished(opened.request)
+        prompt, output = finished.prompt_tokens, finished.completion_tokens
+        self._quota.settle(opened.grant, prompt + output)
+        self._quota.count(request.tenant, request.model.name, prompt, finished.cached_tokens, output)
 
-def _started(request: OpenRequest) -> Started:
+
+def _started(request: OpenRequest, headers: Mapping[str, str]) -> Started:
     return Started(
         request_id=request.request_id,
         model=request.model.name,
@@ -205,6 +218,7 @@ def _started(request: OpenRequest) -> Started:
         prompt_token_ids=tuple(request.prompt_ids),
         cached_tokens=request.started.cached_tokens if request.started is not None else 0,
         seed=request.template.sampling.seed,
+        headers=headers,
     )
 
 

@@ -12,7 +12,8 @@ from typing import Any, Final
 import grpc
 
 from services.common.errors import QuireError
-from services.gateway.identity import Caller, Identity, Scope
+from services.gateway.caller import Caller, Scope
+from services.gateway.identity import Identity
 
 OPEN: Final = frozenset({"grpc.health.v1.Health"})
 """Services that need no credential."""
@@ -61,5 +62,5 @@ def _refusal(refused: QuireError) -> grpc.RpcMethodHandler[Any, Any]:
     async def refuse(requests: Any, context: Any) -> None:
         raise refused
 
-    handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(refuse)  # type: ignore[arg-type]
+    handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(refuse)
     return handler

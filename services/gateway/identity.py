@@ -6,85 +6,58 @@ unique within a tenant, and fairness counts what each was served.
 
 from __future__ import annotations
 
-import enum
-import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from services.common.errors import QuireError, Reason
-from services.common.limits import MAX_PRIORITY
+from services.gateway.caller import EVERYONE, Caller, digest_of, unauthenticated
+from services.gateway.keys.document import Oidc, Roster
+
+if TYPE_CHECKING:
+    from services.gateway.tokens import Tokens
 
 
-class Scope(enum.StrEnum):
-    """What a credential opens."""
+class KeySource(Protocol):
+    """Where keys and tenants are kept."""
 
-    INFER = "infer"  # generate, tokenize, list models
-    ADMIN = "admin"  # see the state of all services, change models and executors
-    METRICS = "metrics"  # read /metrics
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Whom a request counts for, and what it may do."""
-
-    tenant: str
-    key: str = ""  # id of the API key; empty where it was none
-    weight: float = 1.0  # its share beside other tenants that wait as well
-    max_priority: int = 0
-    scopes: frozenset[Scope] = frozenset({Scope.INFER})
-
-    def check_priority(self, priority: int) -> None:
-        """PERMISSION_DENIED where a request claims more urgency than its tenant has."""
-        if priority > self.max_priority:
-            what = f"priority: {priority} is above {self.max_priority}, the highest of this API key"
-            raise QuireError(Reason.PERMISSION_DENIED, what, field="priority")
-
-    def check_scope(self, scope: Scope) -> None:
-        """PERMISSION_DENIED unless the credential has the scope."""
-        if scope not in self.scopes:
-            raise QuireError(Reason.PERMISSION_DENIED, f"this call needs a credential with the scope {scope.value!r}")
-
-
-EVERYONE = Caller("default", max_priority=MAX_PRIORITY, scopes=frozenset(Scope))
-"""Whoever reaches a gateway without keys."""
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An API key that is known."""
-
-    caller: Caller
-    expires_at: float | None = None  # Unix seconds
-
-
-def digest_of(key: str) -> bytes:
-    """SHA-256 of a key: what is kept of it. Keys are drawn at random, so nothing slower is needed."""
-    return hashlib.sha256(key.encode()).digest()
-
-
-def key_id(digest: bytes) -> str:
-    """What a key is called where people and logs speak of it: the beginning of its digest."""
-    return digest.hex()[:12]
+    @property
+    def roster(self) -> Roster:
+        """Who is known now. Raises STORE_LOST where nobody can say."""
 
 
 class Identity:
     """Tells callers by the values of their `authorization` header or metadata."""
 
-    def __init__(self, find: Callable[[bytes], Entry | None] | None, clock: Callable[[], float] = time.time) -> None:
-        """`find` knows API keys by digest. Without it everybody is the tenant `default`."""
-        self._find, self._clock = find, clock
+    def __init__(self, source: KeySource | None, clock: Callable[[], float] = time.time) -> None:
+        """Without a source everybody is the tenant `default`."""
+        self._source, self._clock = source, clock
+        self._tokens: Tokens | None = None
 
     async def caller(self, authorization: Sequence[str]) -> Caller:
-        """Who sent these values. UNAUTHENTICATED unless they are one known `Bearer KEY`."""
-        if self._find is None:
+        """Who sent these values. UNAUTHENTICATED unless they are one known `Bearer CREDENTIAL`."""
+        if self._source is None:
             return EVERYONE
-        entry = self._find(digest_of(_credential(authorization)))
+        credential, roster = _credential(authorization), self._source.roster
+        if roster.oidc is not None and credential.count(".") == 2:  # as no API key has that was made here
+            return await self._checker(roster.oidc).caller(credential, roster)
+        entry = roster.find(digest_of(credential))
         if entry is None:
             raise unauthenticated("the API key is not known")
         if entry.expires_at is not None and self._clock() >= entry.expires_at:
             raise unauthenticated("the API key has expired")
         return entry.caller
+
+    def _checker(self, oidc: Oidc) -> Tokens:
+        """What checks tokens as the roster says now."""
+        if self._tokens is None or self._tokens.oidc != oidc:
+            try:
+                from services.gateway.tokens import Tokens
+            except ImportError as error:
+                what = "this gateway cannot check tokens: the package PyJWT[crypto] is missing"
+                raise QuireError(Reason.PRECONDITION, what) from error
+            self._tokens = Tokens(oidc)
+        return self._tokens
 
 
 def _credential(authorization: Sequence[str]) -> str:
@@ -94,7 +67,3 @@ def _credential(authorization: Sequence[str]) -> str:
     if len(authorization) > 1 or scheme.lower() != "bearer" or not (credential := credential.strip()):
         raise unauthenticated("authorization: must be one `Bearer KEY`")
     return credential
-
-
-def unauthenticated(message: str) -> QuireError:
-    return QuireError(Reason.UNAUTHENTICATED, message)

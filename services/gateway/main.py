@@ -6,15 +6,21 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.common.rpc import Server
 from services.common.startup import begin
+from services.common.store import Store
 from services.gateway.engine import Engine
 from services.gateway.guard import Guard
 from services.gateway.identity import Identity
 from services.gateway.keys.file import KeyFile
+from services.gateway.keys.redis import RedisKeys
+from services.gateway.quota.memory_ledger import MemoryLedger
+from services.gateway.quota.quota import Quota
+from services.gateway.quota.redis_ledger import RedisLedger
+from services.gateway.quota.usage import MemoryUsage, RedisUsage
 from services.gateway.servicer import AdminServicer, InferenceServicer
 from services.gateway.settings import GatewaySettings
 
@@ -32,9 +38,13 @@ async def run(settings: GatewaySettings) -> None:
     """Serves gRPC and HTTP. Ready while the scheduler's stream is up and a model is there."""
     from services.gateway.http.server import serve_http
 
-    identity = open_identity(settings)
     registry = CollectorRegistry()
-    engine = Engine(settings, registry)
+    store = None if settings.redis is None else Store(settings.redis.get_secret_value())
+    keys = open_keys(settings, store)
+    identity = Identity(keys)
+    if isinstance(keys, RedisKeys):
+        await keys.start()
+    engine = Engine(settings, registry, open_quota(settings, registry, store))
     server = make_server(engine, identity, settings, registry)
     await server.start()
     http = await serve_http(engine, identity, settings) if settings.http_listen else None
@@ -49,14 +59,37 @@ async def run(settings: GatewaySettings) -> None:
         await engine.stop()
         if http is not None:
             await http.stop()
+        if isinstance(keys, RedisKeys):
+            await keys.stop()
+        if store is not None:
+            await store.close()
 
 
-def open_identity(settings: GatewaySettings) -> Identity:
-    """Who is who, by the file of keys where there is one. SystemExit with a clear line where it cannot be read."""
+def open_keys(settings: GatewaySettings, store: Store | None) -> KeyFile | RedisKeys | None:
+    """Where keys are kept, if anywhere. SystemExit with a clear line for a file that cannot be read."""
+    if settings.keys is None:
+        return None
+    if settings.keys_in_redis:
+        assert store is not None
+        return RedisKeys(store)
     try:
-        return Identity(None if settings.keys is None else KeyFile(settings.keys).find)
+        return KeyFile(settings.keys)
     except ValueError as error:
         raise SystemExit(f"keys: {error}") from error
+
+
+def open_quota(settings: GatewaySettings, registry: CollectorRegistry, store: Store | None) -> Quota:
+    """Limits and usage, shared with other gateways where there is a store."""
+    refusals = Counter("quire_gateway_refusals", "Requests refused by a limit", ("limit",), registry=registry)
+
+    def refused(limit: str) -> None:
+        refusals.labels(limit).inc()
+
+    if store is None:
+        return Quota(MemoryLedger(), MemoryUsage(), on_refusal=refused)
+    lost = Gauge("quire_gateway_store_lost", "1 while Redis does not answer", registry=registry)
+    lost.set_function(lambda: store.lost)
+    return Quota(RedisLedger(store), RedisUsage(store), settings.redis_lost, refused)
 
 
 def make_server(engine: Engine, identity: Identity, settings: GatewaySettings, registry: CollectorRegistry) -> Server:

@@ -12,6 +12,7 @@ import grpc
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc, types_pb2
 from services.common.errors import QuireError, Reason, from_rpc_error
 from services.gateway.encoding import Encoder
+from services.gateway.quota.limits import Caps
 from services.gateway.tokenizer import ModelTokenizer
 
 log = logging.getLogger("quire.gateway.models")
@@ -49,15 +50,19 @@ class ModelCatalogue:
     def models(self) -> list[types_pb2.ModelDescription]:
         return list(self._models.values())
 
-    def find(self, name: str) -> types_pb2.ModelDescription:
-        """The model of that name; the only one where the name is empty. MODEL_NOT_FOUND, SCHEDULER_LOST."""
+    def find(self, name: str, caps: Caps) -> types_pb2.ModelDescription:
+        """The model of that name; the only one where the name is empty. MODEL_NOT_FOUND, SCHEDULER_LOST.
+
+        To a caller who may not ask for a model it does not exist.
+        """
         if not self.known:
             raise QuireError(Reason.SCHEDULER_LOST, "no scheduler has answered yet")
-        if not name and len(loaded := [model for model in self._models.values() if not model.members]) == 1:
+        allowed = [model for model in self._models.values() if caps.allows(model.name)]
+        if not name and len(loaded := [model for model in allowed if not model.members]) == 1:
             return loaded[0]
-        model = self._models.get(name)
+        model = next((model for model in allowed if model.name == name), None)
         if model is None:
-            names = ", ".join(self._models) or "none"
+            names = ", ".join(model.name for model in allowed) or "none"
             what = f"model {name!r} is not loaded" if name else "model: must be named unless exactly one is loaded"
             raise QuireError(Reason.MODEL_NOT_FOUND, f"{what}; models: {names}", field="model")
         return model

@@ -6,13 +6,14 @@ from quire.v1 import gateway_pb2, scheduler_pb2, types_pb2
 from services.common.errors import invalid
 from services.common.limits import check_ids
 from services.gateway import validation
+from services.gateway.caller import Caller
 from services.gateway.deltas import ChoiceText, DeltaMaker, end_ids
 from services.gateway.detokenizer import IncrementalDetokenizer
 from services.gateway.encoding import Encoder, Prompt
 from services.gateway.generation import Opened
-from services.gateway.identity import Caller
 from services.gateway.metrics import RequestMeter
 from services.gateway.models import LoadedTokenizer
+from services.gateway.quota.quota import UNSTATED_OUTPUT, Grant
 from services.gateway.requests import OpenRequest
 from services.gateway.stops import StopMatcher
 from services.gateway.tokenizer import ModelTokenizer
@@ -39,8 +40,14 @@ async def encode_prompt(
 def make_submit(
     request: gateway_pb2.GenerationInput, caller: Caller, model: types_pb2.ModelDescription, prompt_ids: list[int]
 ) -> scheduler_pb2.Submit:
-    """The request without handle, id and seed. CONTEXT_EXCEEDED where it is too long."""
-    max_tokens = validation.resolve_max_tokens(len(prompt_ids), request.stop, model.context_length)
+    """The request without handle, id and seed. CONTEXT_EXCEEDED where it is too long for model or caller."""
+    caps = caller.caps
+    max_tokens = validation.resolve_max_tokens(len(prompt_ids), request.stop, caps.context(model.context_length))
+    if request.stop.HasField("max_tokens"):
+        caps.check_output("stop.max_tokens", max_tokens)
+    elif caps.output_tokens is not None:
+        caps.check_output("stop.min_tokens", request.stop.min_tokens)
+        max_tokens = min(max_tokens, caps.output_tokens)
     validation.check_prompt_scores(len(prompt_ids), request.logprobs)
     submit = scheduler_pb2.Submit(
         model=model.name,
@@ -52,6 +59,7 @@ def make_submit(
         priority=request.priority,
         tenant=caller.tenant,
         tenant_weight=caller.weight,
+        queue_share=caps.queue_share or 0,
         target_first_token_ms=request.target_first_token_ms,
         target_token_gap_ms=request.target_token_gap_ms,
         speculation=request.speculation,
@@ -62,6 +70,14 @@ def make_submit(
     return submit
 
 
+def expected_output(request: gateway_pb2.GenerationInput, submit: scheduler_pb2.Submit) -> int:
+    """Tokens of output to hold: what was stated, else a guess; output beyond that is charged as it comes."""
+    each = submit.stop.max_tokens
+    if not request.stop.HasField("max_tokens"):
+        each = min(each, UNSTATED_OUTPUT)
+    return each * submit.choice_count
+
+
 def open_request(
     submit: scheduler_pb2.Submit,
     model: types_pb2.ModelDescription,
@@ -70,6 +86,7 @@ def open_request(
     meter: RequestMeter,
     arrived_at: float,
     deadline_at: float | None,
+    grant: Grant,
 ) -> Opened:
     """The request with what makes text of its tokens."""
     ends = end_ids(model, submit.stop)
@@ -83,4 +100,5 @@ def open_request(
             matcher = StopMatcher(submit.stop.stop, hidden, submit.stop.include_stop)
         text = ChoiceText(loaded.tokenizer, detokenizer, matcher, ends, keep_special)
         makers.append(DeltaMaker(loaded.tokenizer, choice, text, opened.wants_scores))
-    return Opened(opened, loaded.tokenizer, makers, meter)
+    grant.used = lambda: len(opened.prompt_ids) + sum(len(choice.output) for choice in opened.choices)
+    return Opened(opened, loaded.tokenizer, makers, meter, grant)

@@ -40,6 +40,7 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
             match event:
                 case Started():
                     request_id, model = event.request_id, event.model
+                    await _tell_rates(event, context)
                 case PromptScores():
                     scores = await asyncio.to_thread(wire.scored_tokens, event.tokens)
                     yield gateway_pb2.GenerateStreamResponse(request_id=request_id, model=model, prompt_logprobs=scores)
@@ -59,6 +60,7 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
             match event:
                 case Started():
                     response.request_id, response.model = event.request_id, event.model
+                    await _tell_rates(event, context)
                 case PromptScores():
                     response.prompt_logprobs.extend(await asyncio.to_thread(wire.scored_tokens, event.tokens))
                 case Delta():
@@ -75,6 +77,7 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
         ids, model = await self._engine.tokenize(
             request.model,
             request.text if kind == "text" else request.chat.messages,
+            caller=caller(),
             add_special=not request.skip_special_tokens,
         )
         return gateway_pb2.TokenizeResponse(token_ids=ids, context_length=model.context_length)
@@ -83,14 +86,14 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
         self, request: gateway_pb2.DetokenizeRequest, context: Context
     ) -> gateway_pb2.DetokenizeResponse:
         text = await self._engine.detokenize(
-            request.model, request.token_ids, skip_special=not request.keep_special_tokens
+            request.model, request.token_ids, caller=caller(), skip_special=not request.keep_special_tokens
         )
         return gateway_pb2.DetokenizeResponse(text=text)
 
     async def ListModels(
         self, request: gateway_pb2.ListModelsRequest, context: Context
     ) -> gateway_pb2.ListModelsResponse:
-        return gateway_pb2.ListModelsResponse(models=self._engine.models())
+        return gateway_pb2.ListModelsResponse(models=self._engine.models(caller()))
 
     def _generate(self, request: gateway_pb2.GenerationInput, context: Context) -> Generation:
         """A generation that ends with the call: by its deadline, its cancellation, or a reader that never reads."""
@@ -127,6 +130,17 @@ class AdminServicer(gateway_pb2_grpc.AdminServiceServicer):
     ) -> gateway_pb2.ChangeExecutorResponse:
         executors = await self._engine.change_executor(request.action, request.target)
         return gateway_pb2.ChangeExecutorResponse(executors=executors)
+
+    async def GetUsage(self, request: gateway_pb2.GetUsageRequest, context: Context) -> gateway_pb2.GetUsageResponse:
+        rows = await self._engine.usage(request.first_day, request.last_day)
+        chosen = [row for row in rows if request.tenant in ("", row.tenant)]
+        return gateway_pb2.GetUsageResponse(rows=map(wire.usage_row, chosen))
+
+
+async def _tell_rates(started: Started, context: Context) -> None:
+    """What the caller's rates have left, as initial metadata."""
+    if started.headers:
+        await context.send_initial_metadata(tuple(started.headers.items()))
 
 
 async def _end(handler: asyncio.Task[Any], context: Context) -> None:

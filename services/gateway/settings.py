@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Self
+from pathlib import Path
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from services.common.settings import NamedPath, ServiceSettings, check_listen, is_loopback
+from services.common.settings import NamedPath, RedisUrl, ServiceSettings, check_listen, is_loopback
+
+KEYS_IN_REDIS = Path("redis")
 
 
 class GatewaySettings(ServiceSettings):
@@ -17,7 +20,11 @@ class GatewaySettings(ServiceSettings):
     metrics_listen: str = Field("127.0.0.1:9101", description="host:port of the Prometheus endpoint; empty serves none")
     scheduler: str = Field("127.0.0.1:50052", min_length=1, description="address of the scheduler")
     keys: NamedPath | None = Field(
-        None, description="TOML file of API keys (`quire keys`); without it all are one tenant"
+        None, description='file of API keys (`quire keys`), or "redis" for those in --redis; without: one tenant'
+    )
+    redis: RedisUrl | None = Field(None, description="redis://HOST:PORT that gateways share limits, usage and keys in")
+    redis_lost: Literal["open", "closed"] = Field(
+        "open", description="without Redis: each gateway counts for itself, or refuses whom limits are set for"
     )
     max_prompt_bytes: int = Field(8 << 20, ge=1, le=32 << 20, description="largest prompt, in bytes of text")
     max_body_bytes: int = Field(16 << 20, ge=1, le=64 << 20, description="largest HTTP body")
@@ -26,8 +33,14 @@ class GatewaySettings(ServiceSettings):
     slow_reader_seconds: float = Field(30.0, gt=0, description="how long a client may leave tokens unread")
     encode_threads: int = Field(2, ge=1, le=64, description="threads that tokenize")
 
+    @property
+    def keys_in_redis(self) -> bool:
+        return self.keys == KEYS_IN_REDIS
+
     @model_validator(mode="after")
     def _check_access(self) -> Self:
+        if self.keys_in_redis and self.redis is None:
+            raise ValueError("keys: redis needs the address of one in the setting redis")
         known = self.keys is not None or self.tls_ca is not None or self.trust_network
         if not known and not is_loopback(self.listen):
             raise ValueError(f"listen: {self.listen} is reachable by anybody; set keys, tls_ca or trust_network")

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from quire.v1 import gateway_pb2, types_pb2
 from services.gateway.events import Delta, Finished, ScoredToken
+from services.gateway.quota.usage import Row
 
 
 def scored_token(token: ScoredToken) -> gateway_pb2.TokenLogprob:
@@ -28,6 +29,18 @@ def usage(finished: Finished) -> types_pb2.Usage:
         prompt_tokens=finished.prompt_tokens,
         completion_tokens=finished.completion_tokens,
         cached_tokens=finished.cached_tokens,
+    )
+
+
+def usage_row(row: Row) -> gateway_pb2.UsageRow:
+    return gateway_pb2.UsageRow(
+        day=row.day.isoformat(),
+        tenant=row.tenant,
+        model=row.model,
+        request_count=row.requests,
+        prompt_tokens=row.prompt_tokens,
+        cached_tokens=row.cached_tokens,
+        output_tokens=row.output_tokens,
     )
 
 

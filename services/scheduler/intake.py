@@ -55,11 +55,14 @@ def check_room(state: State, submit: scheduler_pb2.Submit) -> None:
             f"{limits.max_queued} (max_queued)",
         )
     waiting = sum(model.ledger.waiting_count(submit.tenant) for model in state.models.values())
-    if waiting + count > limits.max_queued_tenant:
+    most, name = limits.max_queued_tenant, "max_queued_tenant"
+    if submit.queue_share and (part := max(1, int(submit.queue_share * limits.max_queued))) < most:
+        most, name = part, "queue_share"
+    if waiting + count > most:
         raise QuireError(
             Reason.QUEUE_FULL,
             f"the queue is full for tenant {submit.tenant!r}: {waiting} of its sequences wait, {count} more would "
-            f"exceed the limit of {limits.max_queued_tenant} (max_queued_tenant)",
+            f"exceed the limit of {most} ({name})",
         )
 
 

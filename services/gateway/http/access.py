@@ -11,8 +11,8 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from services.gateway.caller import Scope as Needed
 from services.gateway.identity import Identity
-from services.gateway.identity import Scope as Needed
 
 OPEN: Final = frozenset({"/health"})
 """Paths that need no credential."""

@@ -28,7 +28,7 @@ from services.gateway.http.fanout import collect, merge
 from services.gateway.http.openapi import body_of, describe
 from services.gateway.http.ports import Engine, Generation, HttpSettings
 from services.gateway.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from services.gateway.http.streaming import EventStream, chunks
+from services.gateway.http.streaming import EventStream, chunks, rate_headers
 from services.gateway.http.surface import Surface
 from services.gateway.http.timing import Timing, header_parameters, read_timing
 from services.gateway.http.to_input import NAMES, Job, chat_job, completion_job, tokenize_prompt
@@ -60,12 +60,13 @@ def create_app(engine: Engine, identity: Identity, settings: HttpSettings) -> Fa
         return Response(engine.metrics(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/v1/models")
-    async def models() -> Response:
-        return JsonResponse({"object": "list", "data": [_model(model) for model in engine.models()]})
+    async def models(request: Request) -> Response:
+        found = engine.models(request.state.caller)
+        return JsonResponse({"object": "list", "data": [_model(model) for model in found]})
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
-        for one in engine.models():
+    async def model(request: Request, name: str) -> Response:
+        for one in engine.models(request.state.caller):
             if one.name == name:
                 return JsonResponse(_model(one))
         raise HttpError(404, f"model: no model is named {name[:256]!r}", "model_not_found", "model")
@@ -85,14 +86,16 @@ def create_app(engine: Engine, identity: Identity, settings: HttpSettings) -> Fa
     @app.post("/tokenize", openapi_extra=body_of(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
         body, prompt = await read_as(request, TokenizeRequest, lambda body: (body, tokenize_prompt(body)), limit)
-        ids, model = await engine.tokenize(body.model, prompt, add_special=body.add_special_tokens is not False)
+        special = body.add_special_tokens is not False
+        ids, model = await engine.tokenize(body.model, prompt, caller=request.state.caller, add_special=special)
         return JsonResponse({"count": len(ids), "max_model_len": model.context_length, "tokens": ids})
 
     @app.post("/detokenize", openapi_extra=body_of(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         body = await read_as(request, DetokenizeRequest, lambda body: body, limit)
         with renaming({"token_ids": "tokens"}):
-            text = await engine.detokenize(body.model, body.tokens, skip_special=body.skip_special_tokens is not False)
+            skip, caller = body.skip_special_tokens is not False, request.state.caller
+            text = await engine.detokenize(body.model, body.tokens, caller=caller, skip_special=skip)
         return JsonResponse({"prompt": text})
 
     return app
@@ -117,14 +120,15 @@ async def _answer(engine: Engine, request: Request, job: Job, timing: Timing, su
     with renaming(job.names):
         if job.stream:
             first = await watch.run(anext(events))
-            return EventStream(chunks(first, events, surface, job), watch)
+            return EventStream(chunks(first, events, surface, job), watch, rate_headers(first[1]))
         async with aclosing(events):
             answers = await watch.run(collect(events, len(job.inputs), job.choices_per_prompt))
     usage = render_usage(answer.finished for answer in answers)
+    rates = answers[-1].started.headers
     if any(answer.prompt_scores is not None for answer in answers):
         # A long prompt's scores are large: their rendering must not delay the streams beside it.
-        return await asyncio.to_thread(lambda: JsonResponse(surface.whole(answers, usage)))
-    return JsonResponse(surface.whole(answers, usage))
+        return await asyncio.to_thread(lambda: JsonResponse(surface.whole(answers, usage), headers=rates))
+    return JsonResponse(surface.whole(answers, usage), headers=rates)
 
 
 def _model(model: ModelDescription) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -26,6 +27,7 @@ _CODES = {
     Reason.UNSUPPORTED: "unsupported_parameter",
     Reason.UNAUTHENTICATED: "invalid_api_key",
     Reason.QUEUE_FULL: "rate_limit_exceeded",
+    Reason.RATE_LIMITED: "rate_limit_exceeded",
 }
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -39,6 +41,8 @@ class HttpError(Exception):
     code: str
     param: str | None = None
     retryable: bool = False
+    retry_after: float = 1.0  # seconds
+    extra: Mapping[str, str] = field(default_factory=dict)  # headers
 
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
@@ -50,7 +54,13 @@ class HttpError(Exception):
             return {"www-authenticate": "Bearer"}
         if self.status not in (409, 429) and self.status < 500:
             return {}
-        return {"x-should-retry": str(self.retryable).lower()} | ({"retry-after": "1"} if self.retryable else {})
+        advice = {"x-should-retry": str(self.retryable).lower(), **self.extra}
+        if self.retryable:
+            advice |= {
+                "retry-after": str(max(1, math.ceil(self.retry_after))),
+                "retry-after-ms": str(max(1, math.ceil(self.retry_after * 1000))),
+            }
+        return advice
 
 
 def error_response(error: HttpError) -> Response:
@@ -71,7 +81,8 @@ def from_quire(error: QuireError, names: Mapping[str, str]) -> HttpError:
             message = renamed + message[len(param) :]
         param = renamed
     code = _CODES.get(error.reason, error.reason.name.lower())
-    return HttpError(kind.http, message, code, param, kind.retryable)
+    wait = 1.0 if error.retry_after is None else error.retry_after
+    return HttpError(kind.http, message, code, param, kind.retryable, wait, error.headers)
 
 
 @contextmanager

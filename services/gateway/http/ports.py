@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 from quire.v1 import gateway_pb2, types_pb2
+from services.gateway.caller import Caller
 from services.gateway.events import Event
-from services.gateway.identity import Caller
 
 
 class Generation(Protocol):
@@ -26,7 +26,7 @@ class Engine(Protocol):
 
     def metrics(self) -> bytes: ...
 
-    def models(self) -> list[types_pb2.ModelDescription]: ...
+    def models(self, caller: Caller) -> list[types_pb2.ModelDescription]: ...
 
     def generate(
         self,
@@ -39,10 +39,10 @@ class Engine(Protocol):
     ) -> Generation: ...
 
     async def tokenize(
-        self, model: str, prompt: str | Sequence[gateway_pb2.ChatMessage], *, add_special: bool = True
+        self, model: str, prompt: str | Sequence[gateway_pb2.ChatMessage], *, caller: Caller, add_special: bool = True
     ) -> tuple[list[int], types_pb2.ModelDescription]: ...
 
-    async def detokenize(self, model: str, ids: Sequence[int], *, skip_special: bool = True) -> str: ...
+    async def detokenize(self, model: str, ids: Sequence[int], *, caller: Caller, skip_special: bool = True) -> str: ...
 
 
 class HttpSettings(Protocol):

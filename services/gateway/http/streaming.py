@@ -56,6 +56,11 @@ async def chunks(
         yield last
 
 
+def rate_headers(first: Event) -> Mapping[str, str]:
+    """What the first event tells of the caller's rates."""
+    return first.headers if isinstance(first, Started) else {}
+
+
 def _error_event(error: Exception, names: Mapping[str, str]) -> bytes:
     return f"data: {to_json(from_exception(error, names).body())}\n\n".encode("ascii")
 
@@ -65,8 +70,8 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, source: AsyncGenerator[bytes, None], watch: ClientWatch) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(self, source: AsyncGenerator[bytes, None], watch: ClientWatch, headers: Mapping[str, str]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._source = source
         self._watch = watch

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 
-from services.gateway.identity import digest_of
-from services.gateway.keys.document import Document, parse
+from services.gateway.caller import digest_of
+from services.gateway.keys.document import EVERY_OTHER, Document, parse
 
 _HEADER = re.compile(r"^\s*\[")  # of any table
 _KEY_HEADER = re.compile(r"^\s*\[\[\s*keys\s*\]\]")
@@ -37,7 +37,7 @@ def without_key(text: str, key: str) -> str:
     gone = [one for one in before.keys if one.id == key]
     if not gone:
         raise ValueError(f"no key has the id {key}")
-    if len(before.keys) == 1:
+    if len(before.keys) == 1 and before.oidc is None:
         raise ValueError("it is the only key: create another one before, or stop the gateway")
     lines = text.splitlines(keepends=True)
     starts = [at for at, line in enumerate(lines) if _KEY_HEADER.match(line)]
@@ -58,8 +58,9 @@ def _check_only_gone(before: Document, changed: str, key: str) -> None:
     """Nothing else may have changed, whatever the text looks like."""
     rest = [one for one in before.keys if one.id != key]
     tenants = {one.tenant for one in rest}
-    if idle := before.tenants.keys() - tenants:
+    idle = before.tenants.keys() - tenants - {EVERY_OTHER}
+    if idle and before.oidc is None:
         raise ValueError(f"it is the last key of {min(idle)}: take out [tenants.{min(idle)}] first")
     after = parse(changed)
-    if after.keys != rest or after.tenants != before.tenants:
+    if after != before.model_copy(update={"keys": rest}):
         raise ValueError(f"the lines of key {key} are written in a way that only a person can edit")

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from services.gateway.identity import Entry
 from services.gateway.keys.document import Document, Roster, parse, roster_of
 
 log = logging.getLogger("quire.gateway.keys")
@@ -31,10 +30,6 @@ class KeyFile:
         """Who is known now."""
         self._follow()
         return self._roster
-
-    def find(self, digest: bytes) -> Entry | None:
-        """See `Roster.find`."""
-        return self.roster.find(digest)
 
     def _follow(self) -> None:
         stamp = _stamp(self._path)

@@ -14,8 +14,11 @@ from prometheus_client import CollectorRegistry
 
 from quire.v1 import gateway_pb2_grpc
 from services.common.rpc import OPTIONS, Server
+from services.common.store import Store
 from services.gateway.engine import Engine
-from services.gateway.main import Readiness, make_server, open_identity
+from services.gateway.identity import Identity
+from services.gateway.keys.redis import RedisKeys
+from services.gateway.main import Readiness, make_server, open_keys, open_quota
 from services.gateway.settings import GatewaySettings
 from tests.contract.gateway.fake_scheduler import FakeScheduler
 
@@ -39,8 +42,12 @@ async def running(folder: Path, scheduler: FakeScheduler, **settings: Any) -> As
         listen=listen, scheduler=scheduler.target, metrics_listen="", http_listen="", drain_seconds=5, **settings
     )
     registry = CollectorRegistry()
-    engine = Engine(chosen, registry)
-    server = make_server(engine, open_identity(chosen), chosen, registry)
+    store = None if chosen.redis is None else Store(chosen.redis.get_secret_value())
+    engine = Engine(chosen, registry, open_quota(chosen, registry, store))
+    keys = open_keys(chosen, store)
+    if isinstance(keys, RedisKeys):
+        await keys.start()
+    server = make_server(engine, Identity(keys), chosen, registry)
     await server.start()
     readiness = Readiness(server)
     engine.start(readiness.tell)
@@ -51,6 +58,10 @@ async def running(folder: Path, scheduler: FakeScheduler, **settings: Any) -> As
     await server.grpc.stop(0)
     readiness.stop()
     await engine.stop()
+    if isinstance(keys, RedisKeys):
+        await keys.stop()
+    if store is not None:
+        await store.close()
 
 
 async def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:

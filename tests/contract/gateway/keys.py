@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.gateway.identity import digest_of
+from services.gateway.caller import digest_of
 
 ACME, BLUE, OPERATOR = "qk-acme-" + "a" * 35, "qk-blue-" + "b" * 35, "qk-oper-" + "c" * 35
 METRICS, EXPIRED = "qk-metr-" + "d" * 35, "qk-exp-" + "e" * 35

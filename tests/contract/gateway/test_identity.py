@@ -14,8 +14,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from quire.client import Client, ClientError
 from quire.v1 import gateway_pb2, scheduler_pb2
-from services.gateway.identity import Scope
-from services.gateway.main import open_identity
+from services.gateway.caller import Scope
+from services.gateway.main import open_keys
 from services.gateway.settings import GatewaySettings
 from tests.contract.gateway.conftest import Stack, eventually, running
 from tests.contract.gateway.fake_scheduler import LENGTH, FakeScheduler
@@ -241,4 +241,4 @@ def test_a_bad_file_of_keys_ends_the_start(tmp_path: Path) -> None:
     path.write_text("[[keys]]")
     settings = GatewaySettings.model_validate({"keys": path})
     with pytest.raises(SystemExit, match=rf"keys: {path}: keys\[0\]\.tenant"):
-        open_identity(settings)
+        open_keys(settings, None)

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, types_pb2
-from services.gateway.identity import EVERYONE
+from services.gateway.caller import EVERYONE
 from tests.contract.gateway.conftest import Stack, eventually, running
 from tests.contract.gateway.fake_scheduler import LENGTH, STOP, FakeScheduler
 from tests.contract.gateway.test_generate import asked, reason_of
@@ -114,7 +114,7 @@ async def test_the_model_picked_for_an_alias_stays_after_a_loss(stack: Stack) ->
     alias.members.extend(["m", "other"])
     stack.scheduler.models = [stack.scheduler.model, alias]
     await stack.scheduler.tell_models()
-    await eventually(lambda: len(stack.engine.models()) == 2)
+    await eventually(lambda: len(stack.engine.models(EVERYONE)) == 2)
     streams = {}
     for name in ("waits", "runs"):
         request = asked(request_id=name)

@@ -11,10 +11,11 @@ import httpx
 import openai
 import pytest
 
+from services.gateway.caller import Scope
 from services.gateway.http.access import needed
 from services.gateway.http.app import create_app
 from services.gateway.http.server import HttpServer, serve_http
-from services.gateway.identity import Identity, Scope
+from services.gateway.identity import Identity
 from services.gateway.keys.file import KeyFile
 from tests.contract.gateway.keys import ACME, BLUE, METRICS, WRONG, write_keys
 from tests.unit.gateway_http.fake_engine import FakeEngine, Settings
@@ -34,7 +35,7 @@ UNKNOWN = [("GET", "/openapi.json"), ("GET", "/nothing/here"), ("DELETE", "/heal
 @pytest.fixture
 async def locked(tmp_path: Path, engine: FakeEngine) -> AsyncIterator[HttpServer]:
     """A server with keys."""
-    server = await serve_http(engine, Identity(KeyFile(write_keys(tmp_path)).find), Settings())
+    server = await serve_http(engine, Identity(KeyFile(write_keys(tmp_path))), Settings())
     yield server
     await server.stop()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire import cli
-from services.gateway.identity import Caller, Entry, Scope, digest_of, key_id
+from services.gateway.caller import Caller, Entry, Scope, digest_of, key_id
 from services.gateway.keys.file import KeyFile
 from tests.unit.cli.conftest import Gateway
 
@@ -36,16 +36,16 @@ def test_created_keys_open_and_only_their_digests_are_kept(path: Path, capsys: p
     assert acme["key"] not in text
     assert operator["key"] not in text
     keys = KeyFile(path)
-    assert keys.find(digest_of(acme["key"])) == Entry(Caller("acme", acme["id"]))
+    assert keys.roster.find(digest_of(acme["key"])) == Entry(Caller("acme", acme["id"]))
     scopes = frozenset({Scope.ADMIN, Scope.METRICS})
-    assert keys.find(digest_of(operator["key"])) == Entry(Caller("ops", operator["id"], scopes=scopes))
+    assert keys.roster.find(digest_of(operator["key"])) == Entry(Caller("ops", operator["id"], scopes=scopes))
 
 
 def test_a_key_is_shown_once_and_revoked_by_its_id(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["keys", "create", "acme", "--keys", str(path)]) == 0
     key = capsys.readouterr().out.split()[-1]
     keys = KeyFile(path)
-    assert keys.find(digest_of(key)) is not None
+    assert keys.roster.find(digest_of(key)) is not None
     other = said(capsys, "create", "acme", path=path)
     listed = said(capsys, "list", path=path)
     assert [one["id"] for one in listed] == [key_id(digest_of(key)), other["id"]]
@@ -54,8 +54,8 @@ def test_a_key_is_shown_once_and_revoked_by_its_id(path: Path, capsys: pytest.Ca
     assert listed[0]["id"] in table
     assert key not in table
     assert said(capsys, "revoke", listed[0]["id"], path=path) == {"id": listed[0]["id"], "revoked": True}
-    assert keys.find(digest_of(key)) is None
-    assert keys.find(digest_of(other["key"])) is not None
+    assert keys.roster.find(digest_of(key)) is None
+    assert keys.roster.find(digest_of(other["key"])) is not None
 
 
 @pytest.mark.parametrize(("text", "hours"), [("36h", 36), ("90d", 90 * 24)])

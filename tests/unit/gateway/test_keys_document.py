@@ -6,13 +6,15 @@ import os
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from services.common.errors import QuireError
 from services.common.limits import MAX_PRIORITY
-from services.gateway.identity import Caller, Entry, Identity, Scope, digest_of, key_id
-from services.gateway.keys.document import parse, roster_of
+from services.gateway.caller import Caller, Entry, Scope, digest_of, key_id
+from services.gateway.identity import Identity
+from services.gateway.keys.document import Roster, parse, roster_of
 from services.gateway.keys.editing import entry_text, with_key, without_key
 from services.gateway.keys.file import FilePlace, KeyFile
 
@@ -22,6 +24,12 @@ MANY = "".join(f'[[keys]]\ntenant = "t"\nsha256 = "{digest_of(str(n)).hex()}"\n'
 
 def entry(digest: bytes, tenant: str = "acme", more: str = "") -> str:
     return f'[[keys]]\ntenant = "{tenant}"\nsha256 = "{digest.hex()}"\n{more}\n'
+
+
+class Fixed(NamedTuple):
+    """A source that does not change."""
+
+    roster: Roster
 
 
 def written(folder: Path, text: str) -> Path:
@@ -104,18 +112,18 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
 def test_the_file_is_followed(tmp_path: Path) -> None:
     path = written(tmp_path, entry(A))
     keys = KeyFile(path)
-    assert keys.find(A) == Entry(Caller("acme", key_id(A)))
-    assert keys.find(B) is None
+    assert keys.roster.find(A) == Entry(Caller("acme", key_id(A)))
+    assert keys.roster.find(B) is None
 
     with path.open("a") as file:
         file.write(entry(B, "other"))
-    assert keys.find(B) == Entry(Caller("other", key_id(B)))
+    assert keys.roster.find(B) == Entry(Caller("other", key_id(B)))
 
     new = tmp_path / "new.toml"
     new.write_text(entry(C))
     os.replace(new, path)
-    assert keys.find(C) == Entry(Caller("acme", key_id(C)))
-    assert keys.find(A) is None, "a key that was taken out still opens"
+    assert keys.roster.find(C) == Entry(Caller("acme", key_id(C)))
+    assert keys.roster.find(A) is None, "a key that was taken out still opens"
 
 
 @pytest.mark.parametrize("broken", ["[[keys]", None], ids=["no TOML", "gone"])
@@ -128,17 +136,17 @@ def test_a_broken_file_changes_nothing_and_is_logged_once(
         path.unlink()
     else:
         path.write_text(broken)
-    assert [keys.find(A) for _ in range(3)] == [Entry(Caller("acme", key_id(A)))] * 3
+    assert [keys.roster.find(A) for _ in range(3)] == [Entry(Caller("acme", key_id(A)))] * 3
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     path.write_text(entry(B))
-    assert keys.find(A) is None
-    assert keys.find(B) == Entry(Caller("acme", key_id(B)))
+    assert keys.roster.find(A) is None
+    assert keys.roster.find(B) == Entry(Caller("acme", key_id(B)))
 
 
 async def test_a_key_expires_by_the_clock() -> None:
     roster = roster_of(parse(entry(A, more="expires = 1970-01-01T00:01:00Z")))
     now = 59.9
-    identity = Identity(roster.find, lambda: now)
+    identity = Identity(Fixed(roster), lambda: now)
     assert (await identity.caller(["Bearer qk-a"])).tenant == "acme"
     now = 60.0
     with pytest.raises(QuireError, match="expired"):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from quire.v1 import gateway_pb2, types_pb2
 from services.common.errors import QuireError, Reason, invalid
+from services.gateway.caller import Caller
 from services.gateway.events import Delta, Event, Finished, PromptScores, ScoredToken, Started
-from services.gateway.identity import Caller
 from services.gateway.validation import resolve_max_tokens, validate
 
 MODEL = types_pb2.ModelDescription(
@@ -51,7 +51,7 @@ class FakeEngine:
     def metrics(self) -> bytes:
         return b"quire_up 1\n"
 
-    def models(self) -> list[types_pb2.ModelDescription]:
+    def models(self, caller: Caller) -> list[types_pb2.ModelDescription]:
         return [MODEL]
 
     async def generate(
@@ -85,12 +85,12 @@ class FakeEngine:
                 self.ended.set()
 
     async def tokenize(
-        self, model: str, prompt: str | Sequence[gateway_pb2.ChatMessage], *, add_special: bool = True
+        self, model: str, prompt: str | Sequence[gateway_pb2.ChatMessage], *, caller: Caller, add_special: bool = True
     ) -> tuple[list[int], types_pb2.ModelDescription]:
         text = prompt if isinstance(prompt, str) else "".join(message.content for message in prompt)
         return [257] * add_special + list(text.encode()), MODEL
 
-    async def detokenize(self, model: str, ids: Sequence[int], *, skip_special: bool = True) -> str:
+    async def detokenize(self, model: str, ids: Sequence[int], *, caller: Caller, skip_special: bool = True) -> str:
         if any(not 0 <= one < MODEL.vocab_size for one in ids):
             raise invalid("token_ids", "outside the vocabulary")
         return bytes(one for one in ids if one < 256).decode() + "" if skip_special else str(list(ids))
