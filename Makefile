@@ -59,10 +59,10 @@ format: setup ## formats Python and C++
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/clang-format -i $$(git ls-files --cached --others --exclude-standard '*.cpp' '*.h')
 
-system-tools: # docker-compose, from the system's packages, where we may install it; its test is skipped elsewhere
-	@command -v docker-compose >/dev/null || ! command -v apt-get >/dev/null || [ "$$(id -u)" != 0 ] \
-		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends docker-compose; } >/dev/null 2>&1 \
-		|| echo "docker-compose could not be installed; the test that needs it is skipped" >&2
+system-tools: # docker-compose and redis-server, from the system's packages, where we may install them; else their tests are skipped
+	@{ command -v docker-compose && command -v redis-server; } >/dev/null || ! command -v apt-get >/dev/null || [ "$$(id -u)" != 0 ] \
+		|| { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends docker-compose redis-server; } >/dev/null 2>&1 \
+		|| echo "docker-compose and redis-server could not be installed; the tests that need them are skipped" >&2
 
 protos: $(STAMP) ## generates quire/v1 from protos/
 	$(BIN)/python tools/build_protos.py

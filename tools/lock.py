@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = {
     "requirements.lock": ("torch", "test"),  # development, tests and `make up`
-    "requirements-light.lock": (),  # images of gateway, scheduler and kvmanager
+    "requirements-light.lock": ("oidc",),  # images of gateway, scheduler and kvmanager
     "requirements-executor.lock": ("torch", "cuda"),  # image of the executor
 }
 OPTIONS = [

@@ -16,6 +16,7 @@ from quire.supervisor.rundir import RunDirectory
 from quire.supervisor.up import UpError, greet, run_detached, run_foreground
 from services.common.kv_policy import NAMES
 from services.gateway.keys.file import read_keys
+from services.gateway.settings import KEYS_IN_REDIS
 
 EXAMPLES = f"""
 quire up                                        the small model {DEFAULT_MODEL}
@@ -156,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _options(given: argparse.Namespace) -> UpOptions:
     base = Ports() if given.port_base is None else Ports.from_base(given.port_base)
-    if given.keys is not None:
+    if given.keys not in (None, str(KEYS_IN_REDIS)):
         read_keys(Path(given.keys))  # refused here, in one line, instead of by the gateway
     names = ("grpc", "http", "scheduler", "kvmanager", "executor", "metrics")
     chosen = {name: getattr(given, f"{name}_port") for name in names}

@@ -158,10 +158,10 @@ def _pack(message: Any) -> any_pb2.Any:
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: QuireError) -> None:
     """Ends a call with the error's status; returns where the call was over by then and nobody is left to be told."""
+    status = rpc_status.to_status(error.to_status())
+    status = status._replace(trailing_metadata=(*status.trailing_metadata, *error.headers.items()))
     with contextlib.suppress(grpc.aio.InternalError):
-        if error.headers:
-            context.set_trailing_metadata(tuple(error.headers.items()))
-        await context.abort_with_status(rpc_status.to_status(error.to_status()))
+        await context.abort_with_status(status)
 
 
 def _translate(error: Exception) -> QuireError:

@@ -58,7 +58,7 @@ class Quota:
         self._ledger, self._usage, self._when_lost, self._on_refusal = ledger, usage, when_lost, on_refusal
         self._alone = MemoryLedger()
         self._open: dict[str, Grant] = {}
-        self._refused_until: dict[Subject, float] = {}
+        self._refused_until: dict[Subject, tuple[float, dict[str, str]]] = {}  # with the answer's headers
         self._settling: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -81,11 +81,10 @@ class Quota:
         """RATE_LIMITED where a request of this caller is known to be too early: it need not even be looked at."""
         now = asyncio.get_running_loop().time()
         for subject in caller.counted:
-            until = self._refused_until.get(subject)
-            if until is not None and until <= now:
-                del self._refused_until[subject]
-            elif until is not None:
-                raise self._refused(Refusal(subject, "requests_per_minute", round((until - now) * 1000)), {})
+            until, headers = self._refused_until.get(subject, (now, {}))
+            if until > now:
+                raise self._refused(Refusal(subject, "requests_per_minute", round((until - now) * 1000)), headers)
+            self._refused_until.pop(subject, None)
 
     async def enter(self, caller: Caller, prompt: int = 0, expected: int = 0) -> Grant:
         """Lets a request in. RATE_LIMITED where it has to wait, TOO_LARGE where that would never help, STORE_LOST."""
@@ -112,7 +111,7 @@ class Quota:
         if verdict.refusal is not None:
             if verdict.refusal.limit == "requests_per_minute":
                 now = asyncio.get_running_loop().time()
-                self._refused_until[verdict.refusal.subject] = now + verdict.refusal.wait_ms / 1000
+                self._refused_until[verdict.refusal.subject] = now + verdict.refusal.wait_ms / 1000, headers
             raise self._refused(verdict.refusal, headers)
         grant.headers = headers
         self._open[grant.name] = grant

@@ -48,7 +48,9 @@ def test_locks_name_releases_only(name: str) -> None:
         assert re.fullmatch(r"[a-z0-9][a-z0-9._-]*==[0-9][0-9a-z.]*( ; .*)?", line), line
 
 
-@pytest.mark.parametrize(("name", "extras"), [*zip(LOCKS, [("torch", "test"), (), ("torch", "cuda")], strict=True)])
+@pytest.mark.parametrize(
+    ("name", "extras"), [*zip(LOCKS, [("torch", "test"), ("oidc",), ("torch", "cuda")], strict=True)]
+)
 def test_locks_satisfy_the_package(name: str, extras: tuple[str, ...]) -> None:
     pins = locked(name)
     project = PROJECT["project"]
@@ -86,7 +88,7 @@ def test_every_import_is_a_declared_dependency() -> None:
     declared = {"pydantic-core"}  # pydantic pins it and is declared
     declared |= {
         Requirement(text).name
-        for text in [*project["dependencies"], *extras["torch"], *extras["cuda"], *extras["plot"]]
+        for text in [*project["dependencies"], *extras["torch"], *extras["cuda"], *extras["oidc"], *extras["plot"]]
     }
     providers = packages_distributions()
     for package in ("quire", "services", "kernels"):

@@ -41,6 +41,8 @@ class FakeEngine:
     failure: Exception = field(default_factory=lambda: QuireError(Reason.EXECUTOR_LOST, "the executor is gone"))
     hang_after: int | None = None  # tokens per choice, then nothing more happens
     silent_end: bool = False  # end without finish reasons
+    refusal: QuireError | None = None  # of every request
+    rates: dict[str, str] = field(default_factory=dict)  # that answers tell
     requests: list[gateway_pb2.GenerationInput] = field(default_factory=list)
     callers: list[Caller] = field(default_factory=list)  # of each request
     deadlines: list[float | None] = field(default_factory=list)  # of each request
@@ -65,6 +67,8 @@ class FakeEngine:
     ) -> AsyncIterator[Event]:
         if request.model not in ("", MODEL.name):
             raise QuireError(Reason.MODEL_NOT_FOUND, f"model: {request.model} is unknown", field="model")
+        if self.refusal is not None:
+            raise self.refusal
         validate(request, MODEL, 1 << 20)
         caller.check_priority(request.priority)
         prompt = self._prompt_ids(request)
@@ -98,7 +102,7 @@ class FakeEngine:
     async def _events(
         self, request: gateway_pb2.GenerationInput, prompt: list[int], budget: int
     ) -> AsyncIterator[Event]:
-        yield Started(request.request_id, MODEL.name, 1_700_000_001, tuple(prompt), 3, 7)
+        yield Started(request.request_id, MODEL.name, 1_700_000_001, tuple(prompt), 3, 7, self.rates)
         if request.logprobs.HasField("prompt_count"):
             yield PromptScores(
                 tuple(ScoredToken(one, bytes([one]), -1.0 if at else None, 1) for at, one in enumerate(prompt))

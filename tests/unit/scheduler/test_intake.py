@@ -58,6 +58,15 @@ def test_a_tenant_that_fills_its_part_leaves_room_for_others() -> None:
     assert not refusal(harness, submit(4, [1], tenant="a"))
 
 
+def test_a_tenant_may_be_left_a_smaller_part_of_the_queue() -> None:
+    harness = slow(Limits(max_queued=10, max_queued_tenant=8))
+    assert not refusal(harness, submit(1, [1], tenant="a", choice_count=3, queue_share=0.3))
+    said = refusal(harness, submit(2, [1], tenant="a", queue_share=0.3))
+    assert "3 of its sequences wait, 1 more would exceed the limit of 3 (queue_share)" in said
+    assert not refusal(harness, submit(3, [1], tenant="b", queue_share=0.01)), "nobody is left nothing"
+    assert not refusal(harness, submit(4, [1], tenant="c", choice_count=4, queue_share=1))
+
+
 def test_what_runs_takes_no_room_in_the_queue() -> None:
     harness = Harness(describe(max_sequences=4, blocks=200), limits=Limits(lookahead_tokens=8, max_queued_tenant=2))
     for handle in (1, 3):
