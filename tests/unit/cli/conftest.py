@@ -19,6 +19,8 @@ class Gateway(gateway_pb2_grpc.AdminServiceServicer, gateway_pb2_grpc.InferenceS
         self.status = gateway_pb2.GetStatusResponse(version="1")
         self.authorizations: list[Any] = []  # of the calls for the status
         self.models: list[types_pb2.ModelDescription] = []
+        self.usage: list[gateway_pb2.UsageRow] = []
+        self.usage_asked: list[gateway_pb2.GetUsageRequest] = []
         self.change_executor: Callable[[Any, Any], gateway_pb2.ChangeExecutorResponse] | None = None
 
     def GetStatus(self, request: Any, context: Any) -> gateway_pb2.GetStatusResponse:
@@ -27,6 +29,10 @@ class Gateway(gateway_pb2_grpc.AdminServiceServicer, gateway_pb2_grpc.InferenceS
 
     def ListModels(self, request: Any, context: Any) -> gateway_pb2.ListModelsResponse:
         return gateway_pb2.ListModelsResponse(models=self.models)
+
+    def GetUsage(self, request: Any, context: Any) -> gateway_pb2.GetUsageResponse:
+        self.usage_asked.append(request)
+        return gateway_pb2.GetUsageResponse(rows=self.usage)
 
     def ChangeExecutor(self, request: Any, context: Any) -> gateway_pb2.ChangeExecutorResponse:
         assert self.change_executor is not None

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 
 from services.common.errors import ErrorInterceptor, QuireError, Reason
 
@@ -41,6 +42,40 @@ async def test_an_error_for_a_client_that_is_gone_is_no_fault() -> None:
     handler = await wrapped(grpc.unary_stream_rpc_method_handler(stream))
     assert [item async for item in handler.unary_stream(None, context)] == [1]
     assert told == ["too late", "too late"]
+
+
+async def test_an_error_says_when_to_come_back_and_what_goes_with_it() -> None:
+    told: list[Any] = []
+
+    async def abort_with_status(status: Any) -> None:
+        told.append(status)
+
+    async def unary(request: Any, context: Any) -> None:
+        raise QuireError(Reason.RATE_LIMITED, "wait", retry_after=1.25, headers={"x-left": "0"})
+
+    handler = await wrapped(grpc.unary_unary_rpc_method_handler(unary))
+    await handler.unary_unary(None, SimpleNamespace(abort_with_status=abort_with_status))
+    [status] = told
+    assert status.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    metadata = dict(status.trailing_metadata)
+    assert metadata["x-left"] == "0"
+    retry = error_details_pb2.RetryInfo()
+    details = status_pb2.Status.FromString(metadata["grpc-status-details-bin"]).details
+    assert [retry.retry_delay.ToMilliseconds() for detail in details if detail.Unpack(retry)] == [1250]
+
+
+async def test_a_method_that_is_not_served_is_no_fault() -> None:
+    async def unary(request: Any, context: Any) -> None:
+        raise NotImplementedError
+
+    told: list[Any] = []
+
+    async def abort_with_status(status: Any) -> None:
+        told.append(status.code)
+
+    handler = await wrapped(grpc.unary_unary_rpc_method_handler(unary))
+    await handler.unary_unary(None, SimpleNamespace(abort_with_status=abort_with_status))
+    assert told == [grpc.StatusCode.UNIMPLEMENTED]
 
 
 @pytest.mark.parametrize("letter", ["x", "\N{GRINNING FACE}"])
