@@ -110,7 +110,7 @@ class StepLoop:
             compute_seconds = time.perf_counter() - compute_from + draft_seconds
             self.core.finish(step, outputs)
             if self.proposer is not None and all(row.count == 1 for row in rows):
-                self.proposer.computed(len(step.inputs.token_ids), compute_seconds - draft_seconds)
+                self._tell(self.proposer, len(step.inputs.token_ids), compute_seconds - draft_seconds)
         self.computing_since = None
         self._copy(self.core.copies_after())
         self._move(self.core.moves_after())
@@ -137,12 +137,22 @@ class StepLoop:
         try:
             requests = [DraftRequest(row.sequence, row.draft_room) for row in with_room]
             drafts = self.proposer.propose(requests, self.core.tables, sum(row.count for row in rows))
+            for row, draft_ids in zip(with_room, drafts, strict=True):
+                row.draft_ids = draft_ids
         except Exception:
-            log.exception("drafts could not be proposed", extra={"proposer": self.proposer.name})
-            return time.perf_counter() - started
-        for row, draft_ids in zip(with_room, drafts, strict=True):
-            row.draft_ids = draft_ids
+            self._drop(self.proposer)
         return time.perf_counter() - started
+
+    def _tell(self, proposer: Proposer, tokens: int, seconds: float) -> None:
+        try:
+            proposer.computed(tokens, seconds)
+        except Exception:
+            self._drop(proposer)
+
+    def _drop(self, proposer: Proposer) -> None:
+        """A proposer that failed proposes nothing more until a model is loaded: it may fail at every step."""
+        log.exception("drafts could not be proposed: there are none from now on", extra={"proposer": proposer.name})
+        self.proposer = None
 
     def open(self, hello: executor_pb2.RunHello) -> Opened:
         """The core's, and ends what the older epoch has not begun to move."""

@@ -41,6 +41,9 @@ class StepCosts:
         at = self._above(tokens)
         first, second = self._tokens[at - 1], self._tokens[at]
         slope = (self._seconds[at] - self._seconds[at - 1]) / (second - first)
+        if tokens > second:
+            # Corrected figures may fall; going on like that would come to nothing.
+            return self._seconds[at] + max(slope, 0.0) * (tokens - second)
         return self._seconds[at - 1] + slope * (tokens - first)
 
     def observe(self, tokens: int, seconds: float) -> None:

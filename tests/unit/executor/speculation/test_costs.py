@@ -77,6 +77,19 @@ def test_steps_never_computed_follow_what_shorter_ones_took() -> None:
         assert costs.seconds(tokens) == pytest.approx(1.8, rel=0.1)
 
 
+def test_figures_that_fall_are_not_led_on_to_nothing() -> None:
+    """The last figure is corrected below the one before it; a step of many more tokens takes no less."""
+    costs = StepCosts([(1, 1.0), (128, 2.0), (256, 4.0)])
+    for _ in range(50):
+        costs.observe(1, 1.0)
+        costs.observe(256, 1.0)
+    assert costs.seconds(256) < costs.seconds(128)
+    assert costs.seconds(4096) == pytest.approx(costs.seconds(256))
+    costs.observe(1, 1.0)
+    costs.observe(4096, 3.0)
+    assert costs.seconds(4096) > costs.seconds(1)
+
+
 def test_a_slower_machine_changes_nothing() -> None:
     costs = StepCosts([(1, 1.0), (2, 1.5), (4, 2.0)])
     for factor in (1.0, 3.0):

@@ -196,15 +196,32 @@ def test_no_run_crosses_a_change_of_the_block_table() -> None:
     assert bench.backend.demotions == [(1, 64), (2, 65)]
 
 
-def test_a_proposer_that_fails_costs_its_drafts_alone() -> None:
-    bench, oracle = make()
+@pytest.mark.parametrize("part", ["propose", "computed"])
+def test_a_proposer_that_fails_costs_its_drafts_alone(part: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is told once, and not asked again."""
+    bench, oracle = make(0.0)
 
-    def fail(_requests, _tables, _tokens):
+    def fail(*_arguments: object) -> None:
         raise RuntimeError("staged")
 
-    oracle.propose = fail
+    setattr(oracle, part, fail)
+    bench.take(enter=[state(1, PROMPT, range(8), max_tokens=8)], grants=[(1, 32, 1), (1, 1, 20, 4)])
+    sent = bench.run()
+    assert tokens_by_sequence(sent) == {1: generate(PROMPT, 8)}
+    assert bench.loop.proposer is None
+    assert [record.message for record in caplog.records if record.exc_info] == [
+        "drafts could not be proposed: there are none from now on"
+    ]
+    # A step that fails to propose has none; what was proposed before a failure to learn is verified.
+    assert drafted(sent)[1] == [(0, 0) if part == "propose" else (4, 0), *[(0, 0)] * 6]
+
+
+def test_a_proposer_that_answers_for_others_is_one_that_fails() -> None:
+    bench, oracle = make()
+    oracle.propose = lambda requests, _tables, _tokens: [[]] * (len(requests) + 1)
     bench.take(enter=[state(1, PROMPT, range(8), max_tokens=8)], grants=[(1, 32, 1), (1, 1, 20, 4)])
     assert tokens_by_sequence(bench.run()) == {1: generate(PROMPT, 8)}
+    assert bench.loop.proposer is None
 
 
 @pytest.mark.parametrize("limit", [-1, 17])
