@@ -19,7 +19,7 @@ from services.executor.backends.base import Sampled, SampleRow, SamplingRule
 from services.executor.backends.cpu.samplers import make_sampler
 from services.executor.sampling.draw import probabilities
 from services.executor.sequences import Drafted, Ending, Sequence
-from services.executor.speculation.rejection import verify
+from tests.unit.executor.speculation.rejection import verify
 
 VOCAB = 6
 SAMPLES = 200_000

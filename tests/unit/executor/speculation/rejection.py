@@ -3,7 +3,7 @@
 Leviathan et al. 2023; Chen et al. 2023. It accepts a draft with probability 1 - TV(target, draft), the most that any
 rule can. Drafts of this executor are drawn with the noise of their output position instead, and accepted where the
 target draws the same: that keeps output a function of the seed, at an acceptance of at least (1 - TV) / (1 + TV)
-(Daliri et al. 2025). This rule is what that one is measured against, and serves drafts that come with probabilities.
+(Daliri et al. 2025). This rule is what that one is measured against.
 """
 
 from __future__ import annotations
