@@ -29,7 +29,7 @@ COMMANDS = {
 }
 
 
-def usage() -> str:
+def help_text() -> str:
     """The text of `quire --help`."""
     lines = [f"  {name:<10} {summary}" for name, summary in COMMANDS.items()]
     return "\n".join(
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Exit status: 0 done, 1 failed, 2 wrong use, 130 interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help", "help"):
-        print(usage())
+        print(help_text())
         return 0 if args else 2
     if args[0] == "--version":
         print(f"quire {__version__}")
