@@ -14,8 +14,9 @@ from services.scheduler.speculation.cost import StepCost
 
 MARGIN = 0.015
 """A choice gives way to one that promises so much more: less may be chance, and changes would never end."""
-REVISE_SECONDS, OTHER_BATCH = 0.1, 1.25
-"""Between two choices, unless the batch grew or shrank by this factor, or sequences of another kind are in it."""
+REVISE_SECONDS, OTHER_BATCH, OTHER_KIND = 0.1, 1.25, 0.125
+"""Between two choices, unless the batch grew or shrank by this factor, or a kind that was not in it is more than this
+part of it."""
 PROBE_SHARE, PROBE_SAVINGS, FIRST_STEPS = 0.005, 0.5, 5
 """Part of the time that probes may cost, the most seconds that are saved for them, and the steps that they may cost at
 first, when nothing is known."""
@@ -96,7 +97,7 @@ class Controller:
     def grant(self, habits: Sequence[Habit], steps: int, now: float) -> Grant:
         """Drafts for sequences that decode, of which each gets up to `steps` steps now."""
         if self._fixed:
-            return Grant(self.limits)
+            return self.steady(habits)
         counts = self._count(habits)
         if self._is_due(counts, len(habits), now):
             for habit in habits:
@@ -131,7 +132,7 @@ class Controller:
             return True
         if not self._rows <= rows * OTHER_BATCH <= self._rows * OTHER_BATCH * OTHER_BATCH:
             return True
-        return any(count * 8 > rows and not known for count, known in zip(counts, self._counts, strict=True))
+        return any(not old and new > OTHER_KIND * rows for new, old in zip(counts, self._counts, strict=True))
 
     def _revise(self, counts: list[int], rows: int, now: float) -> None:
         """Chooses anew, and keeps to what was chosen before unless something is clearly better."""

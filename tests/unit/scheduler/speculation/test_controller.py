@@ -180,3 +180,25 @@ def test_limits_give_way_to_a_neighbour_without_drafts() -> None:
     engine.run(controller, 1.0)
     usual = median(map(pace, engine.limits[before:]))  # but for probes
     assert LEAST_PACE - 0.05 <= usual < 1.0  # costs are measured
+
+
+def test_a_fixed_limit_meets_sequences_as_a_chosen_one_does() -> None:
+    controller, habit = Controller(Engine([0.0], memory_bound).describe(), 4), Habit(16)
+    grant = controller.grant([habit], 2, 0.0)
+    assert habit.kind >= 0
+    assert grant.drafts(habit) == 4
+
+
+@pytest.mark.parametrize(("good", "is_chosen_for"), [(8, False), (9, True)])
+def test_another_kind_is_chosen_for_at_once_where_it_is_more_than_an_eighth(good: int, is_chosen_for: bool) -> None:
+    engine = Engine([0.0] * 64, memory_bound)
+    controller = Controller(engine.describe(), None)
+    habits = [Habit(16) for _ in range(64)]
+    for habit in habits:
+        controller.acceptance.add(habit, 8, 8, 0)
+    controller.grant(habits, 2, 0.0)
+    for habit in habits[:good]:
+        for _ in range(64):
+            controller.acceptance.add(habit, 8, 8, 8)
+    controller.grant(habits, 2, 0.01)
+    assert any(controller.limits) == is_chosen_for
