@@ -106,7 +106,7 @@ def of_controller(model: LoadedModel, batch: int, step_seconds: float) -> float:
         started = time.thread_time()
         grant = controller.grant(habits, steps, now)
         drafts = [grant.drafts(habit) for habit in habits]
-        controller.observe(steps, steps * batch, 0, Drafting(), steps * step_seconds, 0.0)
+        controller.observe(steps, steps * batch, Drafting(), steps * step_seconds)
         own += time.thread_time() - started
         if grant.probed is not None:
             for _ in range(grant.probe_steps):

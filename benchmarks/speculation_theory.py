@@ -161,20 +161,17 @@ def _learn(
     controller: Controller, habits: Sequence[Habit], limits: Sequence[int], message: executor_pb2.StepResults
 ) -> None:
     """What the scheduler takes from results."""
-    timings, at, drafting, depth = message.timings, 0, 0, 0
+    timings, at = message.timings, 0
     for number, count in zip(message.sequence_ids, message.draft_step_counts, strict=bool(message.draft_step_counts)):
         proposed, accepted = message.proposed_counts[at : at + count], message.accepted_counts[at : at + count]
         for asked, right in zip(proposed, accepted, strict=True):
             controller.acceptance.add(habits[number - 1], limits[number - 1], asked, right)
-        drafting, depth = max(drafting, count), max(depth, *proposed, 0)
         at += count
     controller.observe(
         timings.step_count,
         timings.sampled_count,
-        timings.draft_count,
-        Drafting(drafting, depth) if timings.draft_count else Drafting(),
+        Drafting(timings.draft_step_count, timings.draft_count, timings.draft_round_count, timings.draft_seconds),
         timings.compute_seconds + timings.host_seconds,
-        timings.draft_seconds,
     )
 
 

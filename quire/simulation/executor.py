@@ -139,17 +139,18 @@ class ModelledExecutor:
 
     def _finish(self, ledger: Ledger, rows: list[Row], seconds: float, drafting: float) -> None:
         self._is_computing = False
-        tokens = sampled = proposed = accepted = 0
+        tokens = sampled = proposed = accepted = rounds = 0
         for sequence, count, drafts in rows:
             tokens += count
             proposed += drafts
+            rounds = max(rounds, drafts)
             sampled += sequence.computed + count == sequence.known
         self._count(len(rows), tokens, seconds)
         if ledger is self._ledger:  # else the step belongs to an epoch that is over
             for row in rows:
                 if self.sequences.get(row.sequence.sequence_id) is row.sequence:
                     accepted += self._advance(row)
-            ledger.step_taken(StepTaken(seconds, 0.0, tokens + proposed, sampled, proposed, drafting))
+            ledger.step_taken(StepTaken(seconds, 0.0, tokens + proposed, sampled, proposed, rounds, drafting))
         self.work.tokens += accepted
         self.work.proposed += proposed
         self.work.accepted += accepted

@@ -28,6 +28,7 @@ class StepTaken:
     tokens: int
     sampled: int  # sequences that a next token was drawn for
     drafts: int = 0  # of the tokens
+    draft_rounds: int = 0  # of proposing: the most drafts of one sequence
     draft_seconds: float = 0.0  # of computing, for proposing them
 
 
@@ -70,6 +71,8 @@ class Ledger:
         timings.token_count += taken.tokens
         timings.sampled_count += taken.sampled
         timings.draft_count += taken.drafts
+        timings.draft_step_count += taken.drafts > 0
+        timings.draft_round_count += taken.draft_rounds
         self._gathered_seconds += taken.compute_seconds + taken.host_seconds
 
     def idled(self, seconds: float) -> None:

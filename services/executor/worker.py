@@ -115,12 +115,14 @@ class StepLoop:
         self._copy(self.core.copies_after())
         self._move(self.core.moves_after())
         host_seconds = time.perf_counter() - started - compute_seconds
+        runs = [len(row.draft_ids) for row in rows] if draft_seconds else [0]
         taken = StepTaken(
             compute_seconds,
             host_seconds,
             tokens=len(step.inputs.token_ids),
             sampled=len(step.sampling),
-            drafts=sum(len(row.draft_ids) for row in rows) if draft_seconds else 0,
+            drafts=sum(runs),
+            draft_rounds=max(runs),
             draft_seconds=draft_seconds,
         )
         self.core.ledger.step_taken(taken)

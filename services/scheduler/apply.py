@@ -54,7 +54,7 @@ def apply(state: State, executor: Executor, results: executor_pb2.StepResults, n
     if timings.step_count > 0:
         measure(state, executor, timings)
         if executor.speculation is not None:
-            _measure_drafts(executor, executor.speculation, timings, results)
+            _measure_drafts(executor, executor.speculation, timings, sum(results.accepted_counts))
     if timings.moved_bytes > 0:
         executor.tier_rate.observe(timings.moved_bytes, timings.move_seconds)
 
@@ -235,28 +235,18 @@ def measure(state: State, executor: Executor, timings: executor_pb2.StepTimings)
     executor.grant_steps = grant_steps(state.limits.grant_seconds, executor.step_seconds)
 
 
-def _measure_drafts(
-    executor: Executor, known: Controller, timings: executor_pb2.StepTimings, results: executor_pb2.StepResults
-) -> None:
+def _measure_drafts(executor: Executor, known: Controller, timings: executor_pb2.StepTimings, accepted: int) -> None:
     """Follows what steps take by their tokens, and what drafts saved, where nothing but decodes was computed."""
     steps, rows, drafts = timings.step_count, timings.sampled_count, timings.draft_count
     if not rows or timings.token_count > rows + drafts:
         return
     seconds = timings.compute_seconds + timings.host_seconds
-    known.observe(steps, rows, drafts, _drafting(results) if drafts else Drafting(), seconds, timings.draft_seconds)
+    drafting = Drafting(timings.draft_step_count, drafts, timings.draft_round_count, timings.draft_seconds)
+    known.observe(steps, rows, drafting, seconds)
     if drafts:
-        gained = 1 + sum(results.accepted_counts) / rows
+        gained = 1 + accepted / rows
         plain = known.cost.step(max(1.0, rows / steps)) * steps * gained
         executor.counters.drafts.saved_seconds += plain - seconds
-
-
-def _drafting(results: executor_pb2.StepResults) -> Drafting:
-    """In about how many steps drafts were verified, as many as in those of the sequence that had most; and how many."""
-    proposed, at, most = results.proposed_counts[:], 0, 1
-    for count in results.draft_step_counts:
-        most = max(most, count - proposed[at : at + count].count(0))
-        at += count
-    return Drafting(min(most, results.timings.step_count), max(1, max(proposed, default=0)))
 
 
 def grant_steps(grant_seconds: float, step_seconds: float) -> int:

@@ -153,8 +153,8 @@ class ExecutorParty(Reporter):
             core.finish(step, outputs)
             self._copy(core.copies_after())
             self._move(core.moves_after())
-            drafts = sum(len(row.draft_ids) for row in rows)
-            core.ledger.step_taken(StepTaken(seconds, 0.0, tokens, len(step.sampling), drafts))
+            runs = [len(row.draft_ids) for row in rows]
+            core.ledger.step_taken(StepTaken(seconds, 0.0, tokens, len(step.sampling), sum(runs), max(runs)))
             self._send(core.ledger.after_step())
             self._wake()
 

@@ -47,10 +47,12 @@ class Grant:
 
 
 class Drafting(NamedTuple):
-    """Of some steps: in about how many of them there were drafts, and how many of one sequence at most."""
+    """What some steps did with drafts."""
 
-    steps: int = 0
-    depth: int = 0
+    steps: int = 0  # those that verified any
+    drafts: int = 0  # verified
+    rounds: int = 0  # of proposing: the most drafts of one sequence in a step, summed over the steps
+    seconds: float = 0.0  # spent on proposing
 
 
 class Controller:
@@ -72,21 +74,18 @@ class Controller:
         self._turn = 0  # of those that wait to be probed
         self._price: float | None = None  # seconds that each step of the next such probe costs
 
-    def observe(
-        self, steps: int, rows: int, drafts: int, drafting: Drafting, seconds: float, draft_seconds: float
-    ) -> None:
-        """Takes in steps that computed no prefill: how many sequences and drafts in all, and how long it took.
-
-        `draft_seconds`, of those seconds, went into proposing.
+    def observe(self, steps: int, rows: int, drafting: Drafting, seconds: float) -> None:
+        """Takes in steps that computed no prefill: for how many sequences in all, and how long it took with all that
+        was done about drafts.
         """
         self._budget = min(self._budget + PROBE_SHARE * seconds, PROBE_SAVINGS)
         batch, plain_steps = rows / steps, steps - drafting.steps
         parts = [(plain_steps, batch)] if plain_steps else []
         if drafting.steps:
-            parts.append((drafting.steps, batch + drafts / drafting.steps))
-        self.cost.observe(parts, seconds - draft_seconds)
-        if drafts:
-            self.cost.observe_drafts(drafting.steps, drafting.depth, drafts, draft_seconds)
+            parts.append((drafting.steps, batch + drafting.drafts / drafting.steps))
+        self.cost.observe(parts, seconds - drafting.seconds)
+        if drafting.rounds:
+            self.cost.observe_drafts(drafting.rounds, drafting.drafts, drafting.seconds)
 
     def steady(self, habits: Sequence[Habit]) -> Grant:
         """Drafts as they were chosen last: some of the sequences that decode get credit out of turn."""

@@ -73,9 +73,9 @@ class StepCost:
             return self.draft_part * self.step(sequences)
         return self.draft_part * self.step(1.0) * sequences
 
-    def observe_drafts(self, steps: int, depth: int, drafts: int, seconds: float) -> None:
-        """Takes in what proposing took: in so many steps, up to `depth` for a sequence, so many in all."""
-        whole = steps * depth * self.step(max(1.0, drafts / (steps * depth)))
+    def observe_drafts(self, rounds: int, drafts: int, seconds: float) -> None:
+        """Takes in what proposing took: in so many rounds, each one draft for some sequences, so many in all."""
+        whole = rounds * self.step(drafts / rounds)
         self.draft_part += DRAFT_GAIN * (seconds / whole - self.draft_part)
 
     def _at(self, tokens: float) -> float:

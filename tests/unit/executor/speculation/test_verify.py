@@ -64,12 +64,27 @@ def test_what_was_proposed_and_accepted_is_told_for_each_step() -> None:
     assert drafted(sent) == {1: [(2, 2), (3, 3)]}  # 1 + 1 + 3 + 4 tokens
     assert oracle.asked == [2, 3]
     timings = [message.timings for message in sent]
-    assert sum(timing.draft_count for timing in timings) == 5
+    assert sum(timing.draft_count for timing in timings) == sum(timing.draft_round_count for timing in timings) == 5
+    assert sum(timing.draft_step_count for timing in timings) == 2
     assert sum(timing.token_count for timing in timings) == len(PROMPT) + 3 + 5
     assert sum(timing.sampled_count for timing in timings) == 4
     bench.loop.proposer = None
     bench.take(enter=[state(2, PROMPT, range(8), max_tokens=4)], grants=[(2, 32, 1), (2, 1, 4, 3)])
     assert drafted(bench.run()) == {2: [(0, 0)] * 3}
+
+
+def test_steps_with_drafts_are_told_with_the_steps_not_with_the_sequences() -> None:
+    """A first token leaves alone, with the timings of all: those of steps whose drafts are told later."""
+    bench, _ = make(0.0)
+    enter = [state(i, PROMPT, range(8 * i, 8 * i + 8), max_tokens=9) for i in range(2)]
+    bench.take(enter=enter, grants=[(0, 32, 1), (0, 1, 5, 4), (1, 32, 1), (1, 1, 5, 3)])
+    bench.run(3)
+    late = state(2, PROMPT, range(16, 24), max_tokens=9)
+    bench.take(enter=[late], grants=[(2, 32, 1)])
+    urgent = bench.run(1)[-1]
+    assert (list(urgent.sequence_ids), list(urgent.proposed_counts)) == ([2], [])
+    timings = urgent.timings
+    assert (timings.draft_step_count, timings.draft_count, timings.draft_round_count) == (3, 3 * 7, 3 * 4)
 
 
 def test_drafts_keep_within_the_budget_and_the_context() -> None:

@@ -65,11 +65,10 @@ class Engine:
             grant = controller.grant(habits, steps, self.now)
             limits = [grant.drafts(habit) for habit in habits]
             self.limits.append(limits)
-            proposed_count, depth, spent, drafting = 0, 0, 0.0, 0.0
-            drafting_steps = [0] * len(habits)
+            proposed_count, drafting_steps, rounds, spent, drafting = 0, 0, 0, 0.0, 0.0
             for step in range(steps):
                 proposed_in_step, by_position = 0, [0] * 16
-                for at, (habit, limit, chance) in enumerate(zip(habits, limits, self.chances, strict=True)):
+                for habit, limit, chance in zip(habits, limits, self.chances, strict=True):
                     if habit is grant.probed and step >= grant.probe_steps:
                         limit = 0
                     self.tokens += 1
@@ -81,21 +80,15 @@ class Engine:
                         accepted += 1
                     self.tokens += accepted
                     proposed_in_step += proposed
-                    drafting_steps[at] += proposed > 0
-                    depth = max(depth, proposed)
                     for position in range(proposed):
                         by_position[position] += 1
                     controller.acceptance.add(habit, limit, proposed, accepted)
                 proposed_count += proposed_in_step
+                drafting_steps += proposed_in_step > 0
+                rounds += sum(count > 0 for count in by_position)
                 drafting += self.draft_part * sum(self.step(count) for count in by_position if count)
                 spent += self.step(len(habits) + proposed_in_step) * draw.uniform(1 - self.noise, 1 + self.noise)
             self.now += spent + drafting
-            controller.observe(
-                steps,
-                steps * len(habits),
-                proposed_count,
-                Drafting(max(drafting_steps), depth),
-                spent + drafting,
-                drafting,
-            )
+            drafted = Drafting(drafting_steps, proposed_count, rounds, drafting)
+            controller.observe(steps, steps * len(habits), drafted, spent + drafting)
         return (self.tokens - before) / (self.now - start)

@@ -66,8 +66,8 @@ def test_proposing_is_learned() -> None:
     """Eight drafts of one sequence, then for each of four: a tenth of a step over them."""
     cost = StepCost(0.003, 0.001, 1.0)
     for _ in range(50):
-        cost.observe_drafts(2, 8, 16, 16 * 0.1 * cost.step(1))
-        cost.observe_drafts(2, 8, 64, 16 * 0.1 * cost.step(4))
+        cost.observe_drafts(16, 16, 16 * 0.1 * cost.step(1))
+        cost.observe_drafts(16, 64, 16 * 0.1 * cost.step(4))
     assert cost.draft_part == pytest.approx(0.1, rel=0.01)
     assert cost.draft(4) == pytest.approx(0.1 * cost.step(4))
     assert cost.draft(0.5) == pytest.approx(0.05 * cost.step(1))
