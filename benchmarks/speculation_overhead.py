@@ -104,7 +104,7 @@ def of_controller(model: LoadedModel, batch: int, step_seconds: float) -> float:
     now = own = 0.0
     for _ in range(TOP_UPS):
         started = time.thread_time()
-        grant = controller.grant(habits, steps, now)
+        grant = controller.grant(habits, [steps] * batch, now)
         drafts = [grant.drafts(habit) for habit in habits]
         controller.observe(steps, steps * batch, Drafting(), steps * step_seconds)
         own += time.thread_time() - started

@@ -143,7 +143,7 @@ def run_chosen(model: LoadedModel, batch: int, controller: Controller) -> _Run:
     all_sent: list[executor_pb2.StepResults] = []
     longest, now = 0, 0.0  # output of the sequence that has most
     while longest + GRANT_STEPS * (MOST + 1) < OUTPUT:
-        grant = controller.grant(habits, GRANT_STEPS, now)
+        grant = controller.grant(habits, [GRANT_STEPS] * batch, now)
         limits = [grant.drafts(habit) for habit in habits]
         sent = steps(loop, limits, GRANT_STEPS)
         tokens = [0] * batch

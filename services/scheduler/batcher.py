@@ -175,7 +175,7 @@ def _top_up(
     """Tops decoding sequences up to twice what is granted at a time, within their blocks and budgets."""
     ids, counts, drafts = [], [], []
     lookahead, target = state.limits.lookahead_tokens, 2 * executor.grant_steps
-    extra = _drafts(executor, len(sequences) == len(executor.decoding), target, now)
+    extra = _drafts(executor, sequences, target, now)
     for sequence in sequences:
         granted, projected = sequence.granted_steps, sequence.projected_length
         slots, limit = sequence.slots_held, sequence.length_limit
@@ -210,12 +210,16 @@ def _top_up(
     message.step_counts.extend(counts)
 
 
-def _drafts(executor: Executor, is_whole: bool, steps: int, now: float) -> Grant | None:
-    """Drafts of those that decode; none while blocks are short, for they take blocks ahead of need."""
+def _drafts(executor: Executor, sequences: Collection[Sequence], target: int, now: float) -> Grant | None:
+    """Drafts of those that decode and get steps up to `target`; none while blocks are short, for they take blocks ahead
+    of need."""
     if executor.speculation is None or executor.starved:
         return None
-    habits = [sequence.habit for sequence in executor.decoding.values()]
-    return executor.speculation.grant(habits, steps, now) if is_whole else executor.speculation.steady(habits)
+    habits = [sequence.habit for sequence in sequences]
+    if len(sequences) < len(executor.decoding):
+        return executor.speculation.steady(habits)
+    steps = [max(0, min(target, sequence.step_limit) - sequence.granted_steps) for sequence in sequences]
+    return executor.speculation.grant(habits, steps, now)
 
 
 def _grant_chunk(sequence: Sequence, message: executor_pb2.StepPlan, tokens: int, now: float) -> None:

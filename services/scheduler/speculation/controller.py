@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,8 +18,8 @@ MARGIN = 0.015
 REVISE_SECONDS, OTHER_BATCH, OTHER_KIND = 0.1, 1.25, 0.125
 """Between two choices, unless the batch grew or shrank by this factor, or a kind that was not in it is more than this
 part of it."""
-PROBE_SHARE, PROBE_SAVINGS, FIRST_STEPS = 0.005, 0.5, 5
-"""Part of the time that probes may cost, the most seconds that are saved for them, and the steps that they may cost at
+PROBE_SHARE, PROBE_SAVINGS, FIRST_STEPS = 0.005, 32, 5
+"""Part of the time that probes may cost, the most that is saved for them, in steps, and the steps that they may cost at
 first, when nothing is known."""
 LEAST_PRICE = 0.25
 """Part of a probe's time that counts as its cost, however many tokens it may give."""
@@ -36,7 +37,7 @@ class Grant:
     limits: Sequence[int]  # drafts of each step, by kind
     probed: Habit | None = None  # has drafts where its kind has none
     probe_drafts: int = 0
-    probe_steps: int = 0  # the most that it gets
+    probe_steps: int = 0  # that it gets
 
     def drafts(self, habit: Habit) -> int:
         """Drafts of each step of a sequence."""
@@ -71,15 +72,15 @@ class Controller:
         self._revised_at = self._batch_probe_at = float("-inf")
         self._others: list[tuple[list[int], float]] = []  # limits to probe, and what part of the tokens that costs
         self._budget = FIRST_STEPS * self.cost.step(1)  # seconds that probes may cost
-        self._turn = 0  # of those that wait to be probed
-        self._price: float | None = None  # seconds that each step of the next such probe costs
+        self._turn = self._batch_turn = 0  # of those that wait to be probed, and of `_others`
+        self._prices: dict[tuple[int, int], float] = {}  # seconds that a step of such a probe costs, by kind and drafts
 
     def observe(self, steps: int, rows: int, drafting: Drafting, seconds: float) -> None:
         """Takes in steps that computed no prefill: for how many sequences in all, and how long it took with all that
         was done about drafts.
         """
-        self._budget = min(self._budget + PROBE_SHARE * seconds, PROBE_SAVINGS)
         batch, plain_steps = rows / steps, steps - drafting.steps
+        self._budget = min(self._budget + PROBE_SHARE * seconds, PROBE_SAVINGS * self.cost.step(batch))
         parts = [(plain_steps, batch)] if plain_steps else []
         if drafting.steps:
             parts.append((drafting.steps, batch + drafting.drafts / drafting.steps))
@@ -93,8 +94,8 @@ class Controller:
             self.acceptance.meet(habit)
         return Grant(self.limits)
 
-    def grant(self, habits: Sequence[Habit], steps: int, now: float) -> Grant:
-        """Drafts for sequences that decode, of which each gets up to `steps` steps now."""
+    def grant(self, habits: Sequence[Habit], steps: Sequence[int], now: float) -> Grant:
+        """Drafts for sequences that decode; `steps` that each of them gets now, some perhaps none."""
         if self._fixed:
             return self.steady(habits)
         counts = self._count(habits)
@@ -104,14 +105,15 @@ class Controller:
             counts = self._count(habits)
             self._revise(counts, len(habits), now)
         if self._others and now >= self._batch_probe_at + BATCH_PROBE_SECONDS:
-            limits, lost = self._others[0]
-            price = steps * self.cost.step(len(habits)) * lost
+            limits, lost = self._others[self._batch_turn % len(self._others)]
+            step = self.cost.step(len(habits))
+            price = sum(steps) / len(steps) * step * lost
             if price <= self._budget:
-                self._others = self._others[1:]
+                self._batch_turn += 1
                 self._batch_probe_at = now
                 self._budget -= price
                 return Grant(limits)
-            if price <= PROBE_SAVINGS:
+            if price <= PROBE_SAVINGS * step:
                 return Grant(self.limits)  # it is saved for; until it is due, the other probes have what there is
         if any(self.limits[kind] == 0 for kind, count in enumerate(counts) if count):
             return self._probe(habits, counts, steps)
@@ -135,7 +137,8 @@ class Controller:
 
     def _revise(self, counts: list[int], rows: int, now: float) -> None:
         """Chooses anew, and keeps to what was chosen before unless something is clearly better."""
-        self._counts, self._rows, self._revised_at, self._price = counts, rows, now, None
+        self._counts, self._rows, self._revised_at = counts, rows, now
+        self._prices, self._others = {}, []
         groups = []
         for kind, count in enumerate(counts):
             if count:
@@ -157,29 +160,37 @@ class Controller:
             limits, chosen = plain, off
         for group, limit in zip(groups, limits, strict=True):
             self.limits[group.kind] = limit
-        if any(limits) and not self._others:
+        if any(limits):
             deeper = [min(2 * limit, self.most) for limit in limits]
             value = forecast(groups, deeper, rows, self.cost).rate
             self._others = [([0] * KINDS, max(0.0, 1 - off / chosen))]
             if value < chosen:
                 self._others.append(([min(2 * limit, self.most) for limit in self.limits], 1 - value / chosen))
-        elif not any(limits):
-            self._others = []
 
-    def _probe(self, habits: Sequence[Habit], counts: list[int], steps: int) -> Grant:
+    def _probe(self, habits: Sequence[Habit], counts: list[int], steps: Sequence[int]) -> Grant:
         """Drafts for one of those that have none, in turns, as far as what that costs was saved."""
-        waiting = [habit for habit in habits if habit.most and not self.limits[habit.kind]]
-        probed = waiting[self._turn % len(waiting)]
-        most = min(PROBE_DRAFTS[self._turn % len(PROBE_DRAFTS)], self.most)
-        if self._price is None:
-            self._price = self._price_of(probed.kind, most, counts, len(habits))
-        price = self._price
-        affordable = steps if price * steps <= self._budget else int(self._budget / price)
-        if affordable < min(LEAST_PROBE_STEPS, steps):
-            return Grant(self.limits)
-        self._turn, self._price = self._turn + 1, None
+        limits = self.limits
+        waiting = [
+            (habit, gets)
+            for habit, gets in zip(habits, steps, strict=True)
+            if gets and habit.most and not limits[habit.kind]
+        ]
+        if not waiting:
+            return Grant(limits)
+        probed, gets = waiting[self._turn % len(waiting)]
+        # Once the two turns come round together, one of them moves on: else some would get only few drafts for ever.
+        slipped = self._turn // math.lcm(len(waiting), len(PROBE_DRAFTS))
+        most = min(PROBE_DRAFTS[(self._turn + slipped) % len(PROBE_DRAFTS)], self.most, probed.most)
+        key = probed.kind, most
+        if key not in self._prices:
+            self._prices[key] = self._price_of(probed.kind, most, counts, len(habits))
+        price = self._prices[key]
+        affordable = gets if price * gets <= self._budget else int(self._budget / price)
+        if affordable < min(LEAST_PROBE_STEPS, gets):
+            return Grant(limits)
+        self._turn += 1
         self._budget = max(0.0, self._budget - price * affordable)
-        return Grant(self.limits, probed, most, affordable)
+        return Grant(limits, probed, most, affordable)
 
     def _price_of(self, probed: int, most: int, counts: list[int], rows: int) -> float:
         """Seconds that a step loses where one sequence of a kind has so many drafts more: what they take beside what

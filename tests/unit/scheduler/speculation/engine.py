@@ -62,7 +62,7 @@ class Engine:
         start, before = self.now, self.tokens
         while self.now < start + seconds:
             steps = max(2, min(32, round(self.grant_seconds / self.step(len(habits)))))
-            grant = controller.grant(habits, steps, self.now)
+            grant = controller.grant(habits, [steps] * len(habits), self.now)
             limits = [grant.drafts(habit) for habit in habits]
             self.limits.append(limits)
             proposed_count, drafting_steps, rounds, spent, drafting = 0, 0, 0, 0.0, 0.0

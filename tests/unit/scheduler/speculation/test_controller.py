@@ -7,9 +7,9 @@ from statistics import fmean, median
 
 import pytest
 
-from services.scheduler.speculation.acceptance import NOMINAL, Habit
+from services.scheduler.speculation.acceptance import KINDS, NOMINAL, Habit
 from services.scheduler.speculation.choice import LEAST_PACE
-from services.scheduler.speculation.controller import PROBE_SHARE, Controller
+from services.scheduler.speculation.controller import PROBE_DRAFTS, PROBE_SHARE, Controller, Drafting
 from tests.unit.scheduler.speculation.engine import Engine
 
 FIXED = (0, 2, 4, 8)
@@ -78,7 +78,7 @@ def test_it_stays_with_what_it_chose(cost: str, chance: float) -> None:
     for _ in range(200):
         engine.run(controller, 0.05)
         chosen.append(controller.limits[engine.habits[0].kind])
-    assert cost == "memory" or max(chosen) - min(chosen) <= 2
+    assert cost == "memory" or max(chosen) - min(chosen) <= 3  # of which all are about as fast
     assert sum(one != other for one, other in itertools.pairwise(chosen)) <= 20
 
 
@@ -100,15 +100,86 @@ def test_probes_cost_no_more_than_their_share() -> None:
     assert (1 - 1.5 * PROBE_SHARE) * plain <= probing < plain
 
 
+def probes(waiting: int, steps: int, most: int = 16) -> list[tuple[int, int, int]]:
+    """Who was probed in turn, with how many drafts, for how many steps, where all that takes is saved each time."""
+    controller = Controller(Engine([0.0], compute_bound).describe(), None)
+    habits = [Habit(most) for _ in range(waiting)]
+    for habit in habits * 100:
+        controller.acceptance.add(habit, 8, 8, 0)
+    found = []
+    for turn in range(waiting * 12):
+        controller.observe(4000, 4000 * waiting, Drafting(), 4000 * compute_bound(waiting))
+        grant = controller.grant(habits, [steps] * waiting, 0.05 * turn)
+        assert grant.probed is not None
+        found.append((habits.index(grant.probed), grant.drafts(grant.probed), grant.probe_steps))
+    return found
+
+
+@pytest.mark.parametrize("waiting", [1, 2, 3, 5, 6, 7, 12])
+def test_each_of_those_that_wait_is_probed_with_few_drafts_and_with_many(waiting: int) -> None:
+    sizes: dict[int, set[int]] = {}
+    for at, drafts, _ in probes(waiting, 2):
+        sizes.setdefault(at, set()).add(drafts)
+    assert sizes == {at: set(PROBE_DRAFTS) for at in range(waiting)}
+
+
+def test_a_probe_is_for_one_that_gets_steps_and_costs_what_it_gets() -> None:
+    controller = Controller(Engine([0.0], memory_bound).describe(), None)
+    habits = [Habit(16) for _ in range(4)]
+    for habit in habits * 20:
+        controller.acceptance.add(habit, 8, 8, 0)
+    controller.observe(4000, 16000, Drafting(), 4000 * memory_bound(4))
+    saved = controller._budget
+    assert controller.grant(habits, [0] * 4, 0.0).probed is None
+    assert controller._budget == saved
+    spent = []
+    for gets in (2, 4):
+        grant = controller.grant(habits, [0, 0, gets, 0], 0.0)
+        assert grant.probed is habits[2]
+        assert grant.probe_steps == gets
+        spent.append((saved - controller._budget) / gets / controller._prices[habits[2].kind, grant.probe_drafts])
+        saved = controller._budget
+    assert spent == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize("slower", [1, 100])
+def test_the_batch_is_probed_on_slow_machines_too(slower: int) -> None:
+    """Where steps take two seconds, as where they take twenty milliseconds: what is saved is counted in steps."""
+    engine = Engine([0.9] * 2, lambda tokens: slower * memory_bound(tokens), noise=0.02)
+    controller = Controller(engine.describe(), None)
+    engine.run(controller, 20.0 * slower)
+    settled = len(engine.limits)
+    engine.run(controller, 40.0 * slower)
+    assert [0, 0] in engine.limits[settled:]
+    assert engine.limits[settled:].count([0, 0]) < 0.02 * len(engine.limits[settled:])
+
+
+def test_probes_of_the_batch_are_of_the_limits_that_are() -> None:
+    """Not of those that were chosen while something else was known."""
+    controller = Controller(Engine([0.0], memory_bound).describe(), None)
+    habits = [Habit(16) for _ in range(4)]
+    lost = []
+    for accepted in (8, 3):
+        for habit in habits * 100:
+            controller.acceptance.add(habit, 8, 8, accepted)
+        controller.grant(habits, [0] * 4, float(accepted == 3))
+        others = controller._others
+        assert others[0][0] == [0] * KINDS
+        lost.append(others[0][1])
+        for limits, _ in others[1:]:
+            assert limits == [min(2 * limit, controller.most) for limit in controller.limits]
+    assert lost[0] > lost[1] > 0.0
+
+
 def test_what_some_sequences_show_holds_for_those_not_tried_yet() -> None:
     """Probes are rare: with each sequence to be tried by itself, a batch of good ones would go without for long."""
     controller = Controller(Engine([0.9], memory_bound).describe(), None)
     tried, untried = Habit(16), Habit(16)
-    controller.grant([tried, untried], 2, 0.0)
+    controller.grant([tried, untried], [2, 2], 0.0)
     first = untried.kind
     for _ in range(200):
         controller.acceptance.add(tried, 8, 8, 7)
-    controller.grant([tried, untried], 2, 1.0)
+    controller.grant([tried, untried], [2, 2], 1.0)
     assert NOMINAL[untried.kind] > max(0.8, NOMINAL[first])
 
 
@@ -184,7 +255,7 @@ def test_limits_give_way_to_a_neighbour_without_drafts() -> None:
 
 def test_a_fixed_limit_meets_sequences_as_a_chosen_one_does() -> None:
     controller, habit = Controller(Engine([0.0], memory_bound).describe(), 4), Habit(16)
-    grant = controller.grant([habit], 2, 0.0)
+    grant = controller.grant([habit], [2], 0.0)
     assert habit.kind >= 0
     assert grant.drafts(habit) == 4
 
@@ -196,9 +267,9 @@ def test_another_kind_is_chosen_for_at_once_where_it_is_more_than_an_eighth(good
     habits = [Habit(16) for _ in range(64)]
     for habit in habits:
         controller.acceptance.add(habit, 8, 8, 0)
-    controller.grant(habits, 2, 0.0)
+    controller.grant(habits, [2] * 64, 0.0)
     for habit in habits[:good]:
         for _ in range(64):
             controller.acceptance.add(habit, 8, 8, 8)
-    controller.grant(habits, 2, 0.01)
+    controller.grant(habits, [2] * 64, 0.01)
     assert any(controller.limits) == is_chosen_for
