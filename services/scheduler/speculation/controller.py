@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -47,6 +48,10 @@ class Grant:
         return limit if limit < habit.most else habit.most
 
 
+Counts = Mapping[tuple[int, int], int]
+"""Sequences of a batch that may have drafts, by kind and by the most that their requests admit."""
+
+
 class Drafting(NamedTuple):
     """What some steps did with drafts."""
 
@@ -68,7 +73,8 @@ class Controller:
         self.limits = [min(fixed or 0, self.most)] * KINDS
         self._fixed = fixed is not None
         self._expected = [Group(kind, 1, *self.acceptance.kinds[kind].expect(NOMINAL[kind])) for kind in range(KINDS)]
-        self._counts, self._rows = [0] * KINDS, 0  # of the batch that was chosen for
+        self._counts: Counts = {}  # of the batch that was chosen for
+        self._rows = 0
         self._revised_at = self._batch_probe_at = float("-inf")
         self._others: list[tuple[list[int], float]] = []  # limits to probe, and what part of the tokens that costs
         self._budget = FIRST_STEPS * self.cost.step(1)  # seconds that probes may cost
@@ -115,35 +121,32 @@ class Controller:
                 return Grant(limits)
             if price <= PROBE_SAVINGS * step:
                 return Grant(self.limits)  # it is saved for; until it is due, the other probes have what there is
-        if any(self.limits[kind] == 0 for kind, count in enumerate(counts) if count):
+        if any(not self.limits[kind] for kind, _ in counts):
             return self._probe(habits, counts, steps)
         return Grant(self.limits)
 
-    def _count(self, habits: Sequence[Habit]) -> list[int]:
-        """Sequences that may have drafts, by kind."""
-        counts, meet = [0] * KINDS, self.acceptance.meet
-        for habit in habits:
-            kind = meet(habit)
-            if habit.most:
-                counts[kind] += 1
-        return counts
+    def _count(self, habits: Sequence[Habit]) -> Counts:
+        meet = self.acceptance.meet
+        return Counter((meet(habit), habit.most) for habit in habits if habit.most)
 
-    def _is_due(self, counts: list[int], rows: int, now: float) -> bool:
+    def _is_due(self, counts: Counts, rows: int, now: float) -> bool:
         if now - self._revised_at >= REVISE_SECONDS:
             return True
         if not self._rows <= rows * OTHER_BATCH <= self._rows * OTHER_BATCH * OTHER_BATCH:
             return True
-        return any(not old and new > OTHER_KIND * rows for new, old in zip(counts, self._counts, strict=True))
+        others: Counter[int] = Counter()
+        known = {kind for kind, _ in self._counts}
+        for (kind, _), count in counts.items():
+            others[kind] += count * (kind not in known)
+        return max(others.values(), default=0) > OTHER_KIND * rows
 
-    def _revise(self, counts: list[int], rows: int, now: float) -> None:
+    def _revise(self, counts: Counts, rows: int, now: float) -> None:
         """Chooses anew, and keeps to what was chosen before unless something is clearly better."""
         self._counts, self._rows, self._revised_at = counts, rows, now
         self._prices, self._others = {}, []
-        groups = []
-        for kind, count in enumerate(counts):
-            if count:
-                self._expected[kind] = Group(kind, 1, *self.acceptance.kinds[kind].expect(NOMINAL[kind]))
-                groups.append(self._expected[kind]._replace(size=count))
+        for kind in {kind for kind, _ in counts}:
+            self._expected[kind] = Group(kind, 1, *self.acceptance.kinds[kind].expect(NOMINAL[kind]))
+        groups = self._groups(counts)
         if not groups:
             return
         limits: Sequence[int] = [self.limits[group.kind] for group in groups]
@@ -167,7 +170,28 @@ class Controller:
             if value < chosen:
                 self._others.append(([min(2 * limit, self.most) for limit in self.limits], 1 - value / chosen))
 
-    def _probe(self, habits: Sequence[Habit], counts: list[int], steps: Sequence[int]) -> Grant:
+    def _groups(self, counts: Counts) -> list[Group]:
+        """A group for each kind. A draft that some of its requests do not admit is as much less likely there."""
+        by_kind: dict[int, list[int]] = {}
+        for (kind, most), count in sorted(counts.items()):
+            admitting = by_kind.setdefault(kind, [0] * MAX_DRAFT_TOKENS)
+            for position in range(min(most, MAX_DRAFT_TOKENS)):
+                admitting[position] += count
+        groups = []
+        for kind, admitting in by_kind.items():
+            group, size = self._expected[kind], admitting[0]
+            if admitting[self.most - 1] < size:
+                parts = [count / size for count in admitting]
+                group = Group(
+                    kind,
+                    size,
+                    [chance * part for chance, part in zip(group.proposed, parts, strict=True)],
+                    [chance * part for chance, part in zip(group.accepted, parts, strict=True)],
+                )
+            groups.append(group._replace(size=size))
+        return groups
+
+    def _probe(self, habits: Sequence[Habit], counts: Counts, steps: Sequence[int]) -> Grant:
         """Drafts for one of those that have none, in turns, as far as what that costs was saved."""
         limits = self.limits
         waiting = [
@@ -183,7 +207,7 @@ class Controller:
         most = min(PROBE_DRAFTS[(self._turn + slipped) % len(PROBE_DRAFTS)], self.most, probed.most)
         key = probed.kind, most
         if key not in self._prices:
-            self._prices[key] = self._price_of(probed.kind, most, counts, len(habits))
+            self._prices[key] = self._price_of(probed, most, counts, len(habits))
         price = self._prices[key]
         affordable = gets if price * gets <= self._budget else int(self._budget / price)
         if affordable < min(LEAST_PROBE_STEPS, gets):
@@ -192,14 +216,12 @@ class Controller:
         self._budget = max(0.0, self._budget - price * affordable)
         return Grant(limits, probed, most, affordable)
 
-    def _price_of(self, probed: int, most: int, counts: list[int], rows: int) -> float:
-        """Seconds that a step loses where one sequence of a kind has so many drafts more: what they take beside what
-        the tokens that are hoped for would have taken anyway, or a part of it where the hope is great."""
-        groups = [
-            self._expected[kind]._replace(size=count - (kind == probed)) for kind, count in enumerate(counts) if count
-        ]
+    def _price_of(self, probed: Habit, most: int, counts: Counts, rows: int) -> float:
+        """Seconds that a step loses where one sequence has so many drafts more: what they take beside what the tokens
+        that are hoped for would have taken anyway, or a part of it where the hope is great."""
+        groups = self._groups(Counter(counts) - Counter({(probed.kind, probed.most): 1}))
         limits = [self.limits[group.kind] for group in groups]
-        groups.append(self._expected[probed])
+        groups.append(self._expected[probed.kind])
         now = forecast(groups, [*limits, 0], rows, self.cost)
         then = forecast(groups, [*limits, most], rows, self.cost)
         return max(0.0, then.seconds - then.tokens / now.rate, LEAST_PRICE * (then.seconds - now.seconds))

@@ -224,6 +224,33 @@ def test_a_request_sets_the_most() -> None:
     assert grant.drafts(engine.habits[2]) > 3
 
 
+@pytest.mark.parametrize("cost", ["memory", "compute"])
+@pytest.mark.parametrize(("admitted", "count"), [(1, 31), (2, 8)])
+def test_what_requests_do_not_admit_is_not_counted_on(cost: str, admitted: int, count: int) -> None:
+    """Beside many that admit few drafts the one that admits all has what is best for the batch."""
+    engine = Engine([0.9] * (count + 1), COSTS[cost], noise=0.02)
+    controller = Controller(engine.describe(), None)
+    engine.habits = [*(Habit(admitted) for _ in range(count)), Habit(16)]
+    engine.run(controller, 4.0)
+    settled = len(engine.limits)
+    engine.run(controller, 4.0)
+    rate = fmean(map(engine.rate, engine.limits[settled:]))
+    best = max(engine.rate([min(k, habit.most) for habit in engine.habits]) for k in range(17))
+    assert rate >= 0.97 * best, f"{rate:.1f} instead of {best:.1f}: {engine.limits[-1]}"
+
+
+def test_groups_are_as_large_at_each_position_as_requests_admit() -> None:
+    controller = Controller(Engine([0.9], memory_bound).describe(), None)
+    habits = [Habit(most) for most in (0, 1, 1, 2, 16)]
+    controller.grant(habits, [0] * 5, 0.0)
+    (mixed,) = controller._groups(controller._count(habits))
+    (whole,) = controller._groups(controller._count([Habit(16)]))
+    assert (mixed.size, whole.size) == (4, 1)
+    for mine, each in ((mixed.proposed, whole.proposed), (mixed.accepted, whole.accepted)):
+        sizes = [4 * part / one for part, one in zip(mine, each, strict=True)]
+        assert sizes == pytest.approx([4.0, 2.0, *[1.0] * 14])
+
+
 @pytest.mark.parametrize(("fixed", "most", "limit"), [(0, 8, 0), (4, 8, 4), (16, 8, 8)])
 def test_a_fixed_limit_is_kept_as_far_as_the_executor_admits(fixed: int, most: int, limit: int) -> None:
     engine = Engine([0.0], memory_bound)
