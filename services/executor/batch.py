@@ -30,6 +30,7 @@ class Row:
     count: int  # known tokens
     draft_room: int = 0  # drafts that may follow them
     draft_ids: list[int] = field(default_factory=list)
+    is_behind: bool = False  # what proposes has not taken in its text yet
 
 
 @dataclass(slots=True)

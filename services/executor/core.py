@@ -188,7 +188,7 @@ class StepCore:
             sequence.computed += row.count
             sequence.unreported.steps += 1
             if sequence.credit.draft_limit:
-                sequence.unreported.drafted.append(Drafted(len(row.draft_ids)))
+                sequence.unreported.drafted.append(Drafted(len(row.draft_ids), is_behind=row.is_behind))
             sequence.credit.use()
         for (sequence, start), scores in zip(step.scoring, outputs.prompt_scores, strict=True):
             self._take_prompt_scores(sequence, start, scores)

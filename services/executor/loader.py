@@ -133,7 +133,7 @@ def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
         shape=shape,
         policy=settings.kv_policy,
         tiers=open_tiers(settings, loaded.backend, shape, loaded.fingerprint),
-        proposer=_proposer(setting, loaded.backend, draft),
+        proposer=_proposer(setting, loaded.backend, draft, settings.max_step_tokens),
         draft=draft,
         fingerprint=loaded.fingerprint,
         tokenizer_bundle=bundle,
@@ -144,9 +144,9 @@ def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
     )
 
 
-def _proposer(setting: DraftSetting, backend: Backend, draft: DraftModel | None) -> Proposer | None:
+def _proposer(setting: DraftSetting, backend: Backend, draft: DraftModel | None, step_tokens: int) -> Proposer | None:
     if draft is not None:
-        return DraftProposer(draft.backend, draft.cache, draft.source)
+        return DraftProposer(draft.backend, draft.cache, draft.source, step_tokens)
     if setting.early_exit:
         try:
             return EarlyExitProposer(backend, setting.layers)

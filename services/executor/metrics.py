@@ -46,9 +46,9 @@ class ExecutorMetrics:
         self._host.inc(taken.host_seconds)
         self._tokens.inc(taken.tokens)
         self._sampled.inc(taken.sampled)
-        if taken.draft_seconds:
+        if taken.draft_seconds or taken.catch_up_seconds:
             self._drafts.inc(taken.drafts)
-            self._draft_seconds.inc(taken.draft_seconds)
+            self._draft_seconds.inc(taken.draft_seconds + taken.catch_up_seconds)
         self._sequences.set(sequences)
 
     def rested(self, seconds: float, sequences: int) -> None:

@@ -30,6 +30,7 @@ class StepTaken:
     drafts: int = 0  # of the tokens
     draft_rounds: int = 0  # of proposing: the most drafts of one sequence
     draft_seconds: float = 0.0  # of computing, for proposing them
+    catch_up_seconds: float = 0.0  # of computing, for what proposes to take texts in
 
 
 class Ledger:
@@ -68,6 +69,7 @@ class Ledger:
         timings.compute_seconds += taken.compute_seconds
         timings.host_seconds += taken.host_seconds
         timings.draft_seconds += taken.draft_seconds
+        timings.catch_up_seconds += taken.catch_up_seconds
         timings.token_count += taken.tokens
         timings.sampled_count += taken.sampled
         timings.draft_count += taken.drafts
@@ -170,6 +172,9 @@ class Ledger:
             message.draft_step_counts.extend([len(news.drafted) for news in unreported])
             message.proposed_counts.extend([step.proposed for news in unreported for step in news.drafted])
             message.accepted_counts.extend([step.accepted for news in unreported for step in news.drafted])
+            behind = [step.is_behind for news in unreported for step in news.drafted]
+            if any(behind):
+                message.behind.extend(behind)
         for sequence, news in zip(told, unreported, strict=True):
             message.token_ids.extend(news.token_ids)
             if news.output_scores or news.prompt_scores:

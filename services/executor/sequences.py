@@ -29,6 +29,7 @@ class Drafted:
 
     proposed: int
     accepted: int = 0  # the leading ones that became output
+    is_behind: bool = False  # nothing could be proposed yet
 
 
 @dataclass(slots=True)

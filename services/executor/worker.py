@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import compress
 from typing import Protocol, TypeVar
 
 from quire.v1 import executor_pb2
@@ -97,20 +98,21 @@ class StepLoop:
             self._send(self.core.ledger.before_rest())
             return False
         self.computing_since = time.monotonic()
-        draft_seconds = self._draft(rows)
+        catch_up_seconds, draft_seconds = self._draft(rows)
+        drafting = catch_up_seconds + draft_seconds
         step = self.core.build(rows)
         compute_from = time.perf_counter()
         try:
             outputs = self.backend.step(step.inputs)
         except Exception as error:
-            compute_seconds = time.perf_counter() - compute_from + draft_seconds
+            compute_seconds = time.perf_counter() - compute_from + drafting
             log.exception("a step failed", extra={"sequences": len(step.rows)})
             self.core.fail(step, QuireError(Reason.INTERNAL, f"the step failed: {type(error).__name__}"))
         else:
-            compute_seconds = time.perf_counter() - compute_from + draft_seconds
+            compute_seconds = time.perf_counter() - compute_from + drafting
             self.core.finish(step, outputs)
             if self.proposer is not None and all(row.count == 1 for row in rows):
-                self._tell(self.proposer, len(step.inputs.token_ids), compute_seconds - draft_seconds)
+                self._tell(self.proposer, len(step.inputs.token_ids), compute_seconds - drafting)
         self.computing_since = None
         self._copy(self.core.copies_after())
         self._move(self.core.moves_after())
@@ -124,26 +126,34 @@ class StepLoop:
             drafts=sum(runs),
             draft_rounds=max(runs),
             draft_seconds=draft_seconds,
+            catch_up_seconds=catch_up_seconds,
         )
         self.core.ledger.step_taken(taken)
         self._metrics.step(taken, len(self.core.sequences))
         self._send(self.core.ledger.after_step())
         return True
 
-    def _draft(self, rows: list[Row]) -> float:
-        """Has drafts proposed for the rows with room; the seconds that took, 0 where there are none."""
+    def _draft(self, rows: list[Row]) -> tuple[float, float]:
+        """Has drafts proposed for the rows with room; the seconds that catching up and proposing took."""
         with_room = [row for row in rows if row.draft_room]
         if not with_room or self.proposer is None:
-            return 0.0
-        started = time.perf_counter()
+            return 0.0, 0.0
+        started = caught_up = time.perf_counter()
         try:
             requests = [DraftRequest(row.sequence, row.draft_room) for row in with_room]
+            ready = self.proposer.catch_up(requests)
+            caught_up = time.perf_counter()
+            for row, is_ready in zip(with_room, ready, strict=True):
+                row.is_behind = not is_ready
+            with_room, requests = list(compress(with_room, ready)), list(compress(requests, ready))
+            if not requests:
+                return caught_up - started, 0.0
             drafts = self.proposer.propose(requests, self.core.tables, sum(row.count for row in rows))
             for row, draft_ids in zip(with_room, drafts, strict=True):
                 row.draft_ids = draft_ids
         except Exception:
             self._drop(self.proposer)
-        return time.perf_counter() - started
+        return caught_up - started, time.perf_counter() - caught_up
 
     def _tell(self, proposer: Proposer, tokens: int, seconds: float) -> None:
         try:

@@ -17,6 +17,8 @@ from services.scheduler.speculation.controller import Controller, Drafting
 from services.scheduler.speculation.credit import answer, fit
 from services.scheduler.state import RATE_SECONDS, Executor, Gateway, State
 
+Drafted = SequenceOf[tuple[int, int, bool]]
+"""Of steps that admitted drafts: proposed, accepted, and whether none could be proposed yet."""
 MIN_GRANT_STEPS, MAX_GRANT_STEPS = 2, 32
 
 
@@ -79,7 +81,7 @@ def _apply_tokens(state: State, executor: Executor, results: executor_pb2.StepRe
         if sequence.chunks:
             _answer_chunks(state, executor, sequence, steps)
         if sequence.draft_limits or stay in drafted:
-            _answer_drafts(executor, sequence, steps, drafted.get(stay, ((), ())))
+            _answer_drafts(executor, sequence, steps, drafted.get(stay, ()))
         if count:
             request, tokens, ids = sequence.request, sequence.token_ids, all_ids[start:at]
             request.account.output_tokens += count
@@ -136,36 +138,37 @@ def _answer_chunks(state: State, executor: Executor, sequence: Sequence, steps: 
         release_siblings(state, request)
 
 
-def _drafted(results: executor_pb2.StepResults) -> dict[int, tuple[list[int], list[int]]]:
-    """Drafts proposed and accepted in each step that admitted some, by sequence."""
+def _drafted(results: executor_pb2.StepResults) -> dict[int, Drafted]:
+    """What became of each step that admitted drafts, by sequence."""
     proposed, accepted, counts = results.proposed_counts[:], results.accepted_counts[:], results.draft_step_counts[:]
-    if not len(results.sequence_ids) == len(counts) or not sum(counts) == len(proposed) == len(accepted):
+    behind = results.behind[:] or [False] * len(proposed)
+    if len(results.sequence_ids) != len(counts) or {len(proposed), len(accepted), len(behind)} != {sum(counts)}:
         raise QuireError(Reason.PROTOCOL, "results: the counts of drafts differ in length")
+    told = list(zip(proposed, accepted, behind, strict=True))
     found, at = {}, 0
     for stay, count in zip(results.sequence_ids, counts, strict=True):
         if count:
-            found[stay] = (proposed[at : at + count], accepted[at : at + count])
+            found[stay] = told[at : at + count]
             at += count
     return found
 
 
-def _answer_drafts(
-    executor: Executor, sequence: Sequence, steps: int, drafted: tuple[SequenceOf[int], SequenceOf[int]]
-) -> None:
+def _answer_drafts(executor: Executor, sequence: Sequence, steps: int, drafted: Drafted) -> None:
     """Takes in what became of drafts; the sequence's lengths and chunks are up to date."""
     limits = answer(sequence, steps)
     known, tally = executor.speculation, executor.counters.drafts
-    if known is None or not len(limits) == len(drafted[0]):
+    if known is None or not len(limits) == len(drafted):
         raise QuireError(
             Reason.PROTOCOL, f"executor {executor.target} drafted for {sequence.sequence_id} without grant"
         )
-    for limit, proposed, accepted in zip(limits, *drafted, strict=True):
+    for limit, (proposed, accepted, is_behind) in zip(limits, drafted, strict=True):
         if not 0 <= accepted <= proposed <= limit:
             raise QuireError(
                 Reason.PROTOCOL, f"executor {executor.target} says {accepted} of {proposed} of {limit} drafts"
             )
         tally.add(limit, proposed, accepted)
-        known.acceptance.add(sequence.habit, limit, proposed, accepted)
+        if not is_behind:
+            known.acceptance.add(sequence.habit, limit, proposed, accepted)
 
 
 def _pass_scores(sequence: Sequence, scores: executor_pb2.SequenceLogprobs) -> None:
@@ -241,7 +244,9 @@ def _measure_drafts(executor: Executor, known: Controller, timings: executor_pb2
     if not rows or timings.token_count > rows + drafts:
         return
     seconds = timings.compute_seconds + timings.host_seconds
-    drafting = Drafting(timings.draft_step_count, drafts, timings.draft_round_count, timings.draft_seconds)
+    drafting = Drafting(
+        timings.draft_step_count, drafts, timings.draft_round_count, timings.draft_seconds, timings.catch_up_seconds
+    )
     known.observe(steps, rows, drafting, seconds)
     if drafts:
         gained = 1 + accepted / rows

@@ -34,6 +34,10 @@ class EarlyExitProposer:
     def warm_up(self, shape: KvShape) -> float:
         return min(timed_step(self._backend, shape, 0, 1, layers=self.layers) for _ in range(3))
 
+    def catch_up(self, requests: Sequence_[DraftRequest]) -> list[bool]:
+        """Is never behind: it has what the target has."""
+        return [True] * len(requests)
+
     def propose(self, requests: Sequence_[DraftRequest], tables: BlockTables, tokens: int) -> list[list[int]]:
         chains = [Chain(sequence, sequence.computed, most, len(sequence.tokens)) for sequence, most in requests]
         extend(

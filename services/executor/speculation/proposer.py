@@ -27,8 +27,13 @@ class Proposer(Protocol):
         """Seconds that one draft for one sequence takes, 0 for next to nothing. Computes in the pool's first blocks."""
         ...
 
+    def catch_up(self, requests: Sequence_[DraftRequest]) -> list[bool]:
+        """Takes in what it is behind with of these texts, as far as one step allows; which of them may have drafts."""
+        ...
+
     def propose(self, requests: Sequence_[DraftRequest], tables: BlockTables, tokens: int) -> list[list[int]]:
-        """For each request, the tokens that are likely to follow: at most as many as it allows, perhaps none.
+        """For each request, none of which it is behind with, the tokens that are likely to follow: at most as many as
+        it allows, perhaps none.
 
         `tables` are the target's block tables: they hold slots for the drafts. `tokens` the step has without drafts.
         """

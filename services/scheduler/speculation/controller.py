@@ -59,6 +59,7 @@ class Drafting(NamedTuple):
     drafts: int = 0  # verified
     rounds: int = 0  # of proposing: the most drafts of one sequence in a step, summed over the steps
     seconds: float = 0.0  # spent on proposing
+    catch_up: float = 0.0  # seconds that what proposes spent on texts that it was behind with
 
 
 class Controller:
@@ -86,11 +87,12 @@ class Controller:
         was done about drafts.
         """
         batch, plain_steps = rows / steps, steps - drafting.steps
-        self._budget = min(self._budget + PROBE_SHARE * seconds, PROBE_SAVINGS * self.cost.step(batch))
+        savings = PROBE_SAVINGS * self.cost.step(batch)
+        self._budget = min(max(self._budget + PROBE_SHARE * seconds - drafting.catch_up, -savings), savings)
         parts = [(plain_steps, batch)] if plain_steps else []
         if drafting.steps:
             parts.append((drafting.steps, batch + drafting.drafts / drafting.steps))
-        self.cost.observe(parts, seconds - drafting.seconds)
+        self.cost.observe(parts, seconds - drafting.seconds - drafting.catch_up)
         if drafting.rounds:
             self.cost.observe_drafts(drafting.rounds, drafting.drafts, drafting.seconds)
 
@@ -199,7 +201,7 @@ class Controller:
             for habit, gets in zip(habits, steps, strict=True)
             if gets and habit.most and not limits[habit.kind]
         ]
-        if not waiting:
+        if not waiting or self._budget < 0:
             return Grant(limits)
         probed, gets = waiting[self._turn % len(waiting)]
         # Once the two turns come round together, one of them moves on: else some would get only few drafts for ever.

@@ -138,6 +138,7 @@ class SimExecutor:
         self.largest_step = 0
         self.plan_count = self.copy_count = self.computed_tokens = self.accepted_count = 0
         self.draft_quality = 0.7  # how often a draft is what the model says
+        self.is_behind = False  # proposes nothing yet
         self.reset()
 
     def reset(self) -> int:
@@ -307,6 +308,8 @@ class SimExecutor:
 
     def _propose(self, sequence: SimSequence, count: int) -> list[int]:
         """What the model will say, with mistakes."""
+        if self.is_behind:
+            return []
         tokens, state = list(sequence.tokens), sequence.state
         known = len(tokens)
         for position in range(known, known + count):
@@ -370,6 +373,7 @@ class SimExecutor:
             step_counts=[s.used for s in told],
             proposed_counts=[proposed for s in told for proposed, _ in s.drafted],
             accepted_counts=[accepted for s in told for _, accepted in s.drafted],
+            behind=[self.is_behind for s in told for _ in s.drafted] if self.is_behind else [],
             draft_step_counts=[len(s.drafted) for s in told] if any(s.drafted for s in told) else [],
             ended=self.ended,
             logprobs=[

@@ -100,6 +100,20 @@ def test_probes_cost_no_more_than_their_share() -> None:
     assert (1 - 1.5 * PROBE_SHARE) * plain <= probing < plain
 
 
+def test_catching_up_is_paid_for_by_probes_and_is_no_part_of_a_step() -> None:
+    controller = Controller(Engine([0.0], compute_bound).describe(), None)
+    habits, step = [Habit(16)], controller.cost.step(1)
+    for habit in habits * 100:
+        controller.acceptance.add(habit, 8, 8, 0)
+    controller.observe(4000, 4000, Drafting(), 4000 * step)
+    assert controller.grant(habits, [2], 0.0).probed is habits[0]
+    controller.observe(1, 1, Drafting(catch_up=1000.0), 1000.0 + step)
+    assert controller.cost.step(1) == pytest.approx(step)
+    assert controller.grant(habits, [2], 0.01).probed is None
+    controller.observe(10_000, 10_000, Drafting(), 10_000 * step)
+    assert controller.grant(habits, [2], 0.02).probed is habits[0]
+
+
 def probes(waiting: int, steps: int, most: int = 16) -> list[tuple[int, int, int]]:
     """Who was probed in turn, with how many drafts, for how many steps, where all that takes is saved each time."""
     controller = Controller(Engine([0.0], compute_bound).describe(), None)
