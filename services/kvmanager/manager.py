@@ -96,9 +96,8 @@ class KvManager:
         return known
 
     def replace(self, spec: ExecutorSpec, epoch: int) -> Executor:
-        """An executor's blocks are new, as after a model was loaded: its sequences are gone, others' stay.
-
-        It is asked for its inventory. What schedulers restated before it came is held now.
+        """An executor's blocks are new, as after a model was loaded: its sequences are gone, others' stay. It is asked for
+        its inventory; what schedulers restated before it came is held now.
         """
         known = self.executors.pop(spec.executor_id, None)
         if known is not None:
@@ -116,8 +115,7 @@ class KvManager:
 
     def unregister(self, executor_id: str) -> None:
         """An executor's connection ended. Nothing new is placed there; what is held stays until it is released."""
-        executor = self.executors.get(executor_id)
-        if executor is not None:
+        if (executor := self.executors.get(executor_id)) is not None:
             executor.connected = False
             self._forget_where_unused(executor)
 

@@ -145,7 +145,8 @@ def _drafted(results: executor_pb2.StepResults) -> dict[int, Drafted]:
     if len(results.sequence_ids) != len(counts) or {len(proposed), len(accepted), len(behind)} != {sum(counts)}:
         raise QuireError(Reason.PROTOCOL, "results: the counts of drafts differ in length")
     told = list(zip(proposed, accepted, behind, strict=True))
-    found, at = {}, 0
+    found: dict[int, Drafted] = {}
+    at = 0
     for stay, count in zip(results.sequence_ids, counts, strict=True):
         if count:
             found[stay] = told[at : at + count]
