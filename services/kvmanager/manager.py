@@ -96,8 +96,8 @@ class KvManager:
         return known
 
     def replace(self, spec: ExecutorSpec, epoch: int) -> Executor:
-        """An executor's blocks are new, as after a model was loaded: its sequences are gone, others' stay. It is asked for
-        its inventory; what schedulers restated before it came is held now.
+        """An executor's blocks are new, as after a model was loaded: its sequences are gone, others' stay. It is asked
+        for its inventory; what schedulers restated before it came is held now.
         """
         known = self.executors.pop(spec.executor_id, None)
         if known is not None:
