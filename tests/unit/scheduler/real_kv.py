@@ -20,6 +20,7 @@ class RealKv:
     def __init__(self) -> None:
         self._first_operation_id = 1
         self.refusals = 0
+        self._sims: dict[str, SimExecutor] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -39,9 +40,9 @@ class RealKv:
     def register(self, sim: SimExecutor) -> None:
         """An executor that is known only has a new epoch."""
         name = sim.description.executor_id
+        self._sims[name] = sim
         if name not in self.manager.executors:
-            inventory = [InventoryBlock(0, block, key) for block, key in sim.inventory.items()]
-            self.manager.register(read_description(sim.description), inventory, sim.epoch)
+            self.manager.enter(read_description(sim.description), sim.epoch)
             while sim.operations and sim.operations[0].operation_id < self._first_operation_id:
                 sim.operations.popleft()
         self.report(sim)
@@ -50,6 +51,7 @@ class RealKv:
         name = sim.description.executor_id
         self.manager.report(name, sim.epoch, range(1, sim.epoch), sim.done)
         self.manager.reclaim(0.0)
+        self._take_inventories()
         self._say(Responses(self.manager))
 
     def stand_still(self) -> None:
@@ -62,6 +64,7 @@ class RealKv:
     def handle(self, request: kvmanager_pb2.ReserveRequest) -> kvmanager_pb2.ReserveResponse:
         response = apply_request(self.manager, self.session, request).to(self.session)
         assert self.manager.verify() == []
+        self._take_inventories()
         return response
 
     def take_pushes(self) -> list[kvmanager_pb2.ReserveResponse]:
@@ -75,6 +78,12 @@ class RealKv:
             executor = self.manager.executors[sim.description.executor_id]
             assert not list(executor.moves)
             assert [pool.blocks.leased_count for pool in executor.pools] == [0] * len(executor.pools)
+
+    def _take_inventories(self) -> None:
+        """Executors that are asked answer at once."""
+        for name, executor in self.manager.executors.items():
+            if executor.asked:
+                executor.settle(InventoryBlock(0, block, key) for block, key in self._sims[name].inventory.items())
 
     def _say(self, responses: Responses) -> None:
         responses.finish()
