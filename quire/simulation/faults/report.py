@@ -111,9 +111,7 @@ class ReportLink:
 
     def _state_inventory(self, opening: int, number: int) -> None:
         if opening == self._opening:
-            closed, self._unsent_closed = self._unsent_closed, []
-            ended, self._unsent_ended = self._unsent_ended, []
-            request = self._request(closed, ended)
+            request = self._take_unsent()
             request.answers = number
             request.inventory.extend(self._party.core.inventory.to_sealed_blocks())
             self._client.send(request)
@@ -126,9 +124,12 @@ class ReportLink:
     def _say(self) -> None:
         self._is_due = False
         if self._is_registered and (self._unsent_closed or self._unsent_ended or self._epoch):
-            closed, self._unsent_closed = self._unsent_closed, []
-            ended, self._unsent_ended = self._unsent_ended, []
-            self._client.send(self._request(closed, ended))
+            self._client.send(self._take_unsent())
+
+    def _take_unsent(self) -> kvmanager_pb2.ReportRequest:
+        closed, self._unsent_closed = self._unsent_closed, []
+        ended, self._unsent_ended = self._unsent_ended, []
+        return self._request(closed, ended)
 
     def _request(self, closed: list[int], ended: list[Ended]) -> kvmanager_pb2.ReportRequest:
         return kvmanager_pb2.ReportRequest(

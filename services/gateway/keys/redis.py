@@ -57,8 +57,7 @@ class RedisKeys:
             text = await self._store.ask(lambda: self._store.client.hget(NAME, "text"))
         except StoreLost:
             return  # told aloud by the store
-        if stamp != self._stamp or self._roster is None:
-            self._take(stamp, (text or b"").decode(errors="replace"))
+        self._take(stamp, (text or b"").decode(errors="replace"))
 
     def _take(self, stamp: bytes | None, text: str) -> None:
         told, self._stamp = self._stamp is not None and stamp == self._stamp, stamp

@@ -6,12 +6,12 @@ from bisect import bisect_right, insort
 from collections.abc import Sequence
 
 from quire.v1 import types_pb2
+from services.scheduler.pace import UNKNOWN_STEP_SECONDS, UNKNOWN_TOKEN_SECONDS
 
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Tokens of a step. Between two of them its time is a straight line, and so it is beyond the last."""
 LEVEL_GAIN, CURVE_GAIN, DRAFT_GAIN, FIRST_GAIN = 0.2, 0.05, 0.2, 0.7
 """Part of an error that the figures take over at once: more of it where a knot was hardly measured."""
-UNKNOWN_STEP_SECONDS, UNKNOWN_TOKEN_SECONDS = 0.020, 0.001
 
 
 class StepCost:
