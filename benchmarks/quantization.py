@@ -42,6 +42,7 @@ def recipes() -> Iterator[Recipe]:
     yield Recipe("gptq-4-sym-ordered", (*grid, "--act-order"))
     yield Recipe("w8a8", ("--method", "smoothquant"))
     yield Recipe("fp8", ("--method", "fp8"))
+    yield Recipe("gptq-fp8", ("--method", "gptq-fp8"))
 
 
 def main() -> int:

@@ -22,21 +22,30 @@ from services.executor.openmp import yield_soon
 
 def dequantized_folder(source: str, out: Path, dtype: Any) -> Path:
     """The model as a Hugging Face folder without quantization."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    import torch
+    from safetensors.torch import save_file
 
+    from services.executor.models.checkpoint import open_checkpoint
+    from services.executor.models.dequantize import to_float32
     from services.executor.models.source import resolve
+    from services.executor.models.weights import expected_shapes
+    from services.executor.quantize.hf_files import model_files
+    from services.executor.quantize.hf_names import plain_name
 
     path = resolve(source)
     if path.is_dir():
         return path
-    names = {"gguf_file": path.name}
-    model = AutoModelForCausalLM.from_pretrained(
-        str(path.parent), dtype=dtype, quantization_config=GgufConfig(dequantize=True), **names
-    )
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    model.save_pretrained(out)
-    AutoTokenizer.from_pretrained(str(path.parent), **names).save_pretrained(out)
+    checkpoint = open_checkpoint(path)
+    out.mkdir(parents=True)
+    for name, content in model_files(path, checkpoint.spec, "BF16", {}).items():
+        (out / name).write_bytes(content)
+    config = json.loads((out / "config.json").read_text())
+    del config["quantization_config"]
+    config["torch_dtype"] = str(dtype).removeprefix("torch.")
+    (out / "config.json").write_text(json.dumps(config, indent=2))
+    weights = {name: torch.from_numpy(to_float32(checkpoint.tensor(name))) for name in expected_shapes(checkpoint.spec)}
+    tensors = {plain_name(name): values.to(dtype) for name, values in weights.items()}
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     return out
 
 

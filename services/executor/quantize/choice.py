@@ -8,7 +8,8 @@ from typing import Literal
 
 from services.common.errors import invalid
 
-MethodName = Literal["rtn", "gptq", "awq", "smoothquant", "fp8"]
+MethodName = Literal["rtn", "gptq", "awq", "smoothquant", "fp8", "gptq-fp8"]
+FP8_METHODS = ("fp8", "gptq-fp8")
 MIXED_BITS = (2, 3, 4, 8)
 MOST_BITS = 32
 ScaleShape = Literal["channel", "tensor", "block"]
@@ -29,7 +30,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         method = self.method
-        if method in ("smoothquant", "fp8"):
+        if method in ("smoothquant", *FP8_METHODS):
             if self.bits not in (None, 8):
                 raise invalid("--bits", f"{method} has 8, not {self.bits}")
             if self.group_size is not None:
@@ -50,7 +51,7 @@ class Choice:
                 raise invalid("--auto-bits", "it is for --auto")
             if not self.mixed_bits or not set(self.mixed_bits) <= set(MIXED_BITS):
                 raise invalid("--auto-bits", f"{', '.join(map(str, self.mixed_bits))}: some of {MIXED_BITS}")
-        if self.fp8_scales is not None and method != "fp8":
+        if self.fp8_scales is not None and method not in FP8_METHODS:
             raise invalid("--scales", f"it is fp8's, not {method}'s")
 
 

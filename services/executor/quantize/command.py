@@ -30,7 +30,8 @@ With --auto, gptq measures what fewer bits of each layer would cost the model, a
   gptq         later columns make up for the error of those before (GPTQ format)
   awq          weights that large inputs meet are rounded more finely (AWQ format; of other than 4 bits, GPTQ format)
   smoothquant  int8 weights and inputs, whose outliers weights have taken over (compressed-tensors)
-  fp8          e4m3 weights and inputs; needs no text (compressed-tensors)"""
+  fp8          e4m3 weights and inputs; needs no text (compressed-tensors)
+  gptq-fp8     the same, where later columns make up for the error of those before"""
 
 EXAMPLES = """examples:
   quire quantize smollm2 --method gptq --calibration book.txt --out smollm2-gptq

@@ -7,6 +7,7 @@ columns move by -e * U[i, i:] / U[i, i], with U the upper triangular factor of H
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -61,32 +62,42 @@ def quantize(weight: Tensor, compensation: Compensation, grid: Grid) -> GroupedM
     """A matrix [N, K] fp32. Scales of a group are found when its turn comes, from what its weights are by then."""
     order, factor = compensation.order, compensation.factor
     columns = weight.t()[order].contiguous()  # [K, N], so that a column lies together
-    count = len(columns)
-    width = grid.width(count)
-    block = math.gcd(width, _BLOCK) if width < count and width > _BLOCK else min(width, _BLOCK)
+    width = grid.width(len(columns))
     codes = torch.empty(columns.shape, dtype=torch.uint8)
     numbers: list[Numbers] = []
-    for start in range(0, count, block):
-        stop = min(start + block, count)
-        if start % width == 0:
-            cost = factor.diagonal()[start : start + width] ** -2  # of a column's error, once the later ones moved
-            numbers.append(fit_closest(columns[start : start + width].t(), grid, cost))
-        errors = _round_block(columns[start:stop], factor[start:stop, start:stop], numbers[-1], grid, codes[start:stop])
-        columns[stop:].addmm_(factor[start:stop, stop:].t(), errors, alpha=-1)
+
+    def rounded(index: int, column: Tensor) -> Tensor:
+        if index % width == 0:
+            cost = factor.diagonal()[index : index + width] ** -2  # of a column's error, once the later ones moved
+            numbers.append(fit_closest(columns[index : index + width].t(), grid, cost))
+        own = numbers[-1]
+        found = torch.round(column / own.scale).add_(own.zero).clamp_(0, grid.levels)
+        codes[index] = found
+        return (found - own.zero).mul_(own.scale)
+
+    round_in_turn(columns, factor, rounded, width)
     place = torch.argsort(order)
     index = place // width if compensation.is_ordered else None
     return grouped(codes[place].t().contiguous(), numbers, width, grid, index)
 
 
-def _round_block(columns: Tensor, factor: Tensor, numbers: Numbers, grid: Grid, codes: Tensor) -> Tensor:
-    """Rounds columns [B, N] in turn, each compensated by those behind it; errors [B, N] in units of the factor."""
-    errors = torch.empty_like(columns)
+def round_in_turn(
+    columns: Tensor, factor: Tensor, rounded: Callable[[int, Tensor], Tensor], width: int | None = None
+) -> None:
+    """Rounds columns [K, N] one after the other; those that follow move in place by what makes up for each.
+
+    `rounded` gets a column's index and what it is by then, and says what it becomes, both [N]. Where the index is a
+    multiple of `width`, so many columns have moved for all that came before.
+    """
+    count = len(columns)
+    width = width or count
+    block = math.gcd(width, _BLOCK) if width < count and width > _BLOCK else min(width, _BLOCK)
     diagonal = factor.diagonal().tolist()
-    for i, own in enumerate(diagonal):
-        column = columns[i]
-        found = torch.round(column / numbers.scale).add_(numbers.zero).clamp_(0, grid.levels)
-        codes[i] = found
-        torch.sub(column, (found - numbers.zero).mul_(numbers.scale), out=errors[i])
-        errors[i].div_(own)
-        columns[i + 1 :].addr_(factor[i, i + 1 :], errors[i], alpha=-1)
-    return errors
+    for start in range(0, count, block):
+        stop = min(start + block, count)
+        errors = torch.empty_like(columns[start:stop])  # in units of the factor
+        for i in range(start, stop):
+            error = errors[i - start]
+            torch.sub(columns[i], rounded(i, columns[i]), out=error).div_(diagonal[i])
+            columns[i + 1 : stop].addr_(factor[i, i + 1 : stop], error, alpha=-1)
+        columns[stop:].addmm_(factor[start:stop, stop:].t(), errors, alpha=-1)

@@ -61,11 +61,14 @@ class Fp8:
         return _replace(layer, rounded)
 
 
+RoundMatrix = Callable[[Tensor, gptq.Compensation, Grid | None], QuantizedMatrix]
+
+
 class Gptq:
     """Each group of matrices after those before it, with the inputs that these now give."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._act_order = recipe.act_order
+    def __init__(self, round_matrix: RoundMatrix, *, by_importance: bool) -> None:
+        self._round_matrix, self._by_importance = round_matrix, by_importance
 
     def quantize(self, layer: Layer, grids: Mapping[str, Grid], stream: CalibrationStream | None) -> Matrices:
         assert stream is not None
@@ -73,10 +76,10 @@ class Gptq:
         for group, names in GROUPS.items():
             moments = SecondMoments(layer[names[0]].shape[1])
             stream.visit(group, layer, moments.add)
-            compensation = gptq.find_compensation(moments.gram, by_importance=self._act_order)
+            compensation = gptq.find_compensation(moments.gram, by_importance=self._by_importance)
             for name in names:
-                found[name] = _checked(name, gptq.quantize(layer[name], compensation, grids[name]))
-                layer[name] = torch.from_numpy(found[name].dequantize())
+                found[name] = _checked(name, self._round_matrix(layer[name], compensation, grids.get(name)))
+                layer[name] = _dequantized(found[name])
         stream.finish(layer)
         return found
 
@@ -133,13 +136,28 @@ def find_method(recipe: Recipe, spec: ModelSpec, norm_dtype: torch.dtype) -> Met
     methods: Mapping[MethodName, Callable[[], Method]] = MappingProxyType(
         {
             "rtn": RoundToNearest,
-            "gptq": lambda: Gptq(recipe),
+            "gptq": lambda: Gptq(_compensated_integers, by_importance=recipe.act_order),
             "awq": lambda: Awq(spec, norm_dtype),
             "smoothquant": lambda: SmoothQuant(spec, norm_dtype),
             "fp8": lambda: Fp8(recipe),
+            # Scales belong to rows or to fixed blocks, so the order of rounding costs no index.
+            "gptq-fp8": lambda: Gptq(_compensated_fp8(recipe), by_importance=True),
         }
     )
     return methods[recipe.method]()
+
+
+def _compensated_integers(weight: Tensor, compensation: gptq.Compensation, grid: Grid | None) -> QuantizedMatrix:
+    assert grid is not None
+    return gptq.quantize(weight, compensation, grid)
+
+
+def _compensated_fp8(recipe: Recipe) -> RoundMatrix:
+    def rounded(weight: Tensor, compensation: gptq.Compensation, grid: Grid | None) -> QuantizedMatrix:
+        rows, columns = weight.shape
+        return fp8.quantize_compensated(weight, compensation, recipe.fp8_block(rows, columns), torch.bfloat16)
+
+    return rounded
 
 
 def _replace(layer: Layer, rounded: Callable[[str], QuantizedMatrix]) -> Matrices:

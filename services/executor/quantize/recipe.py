@@ -15,21 +15,21 @@ from services.executor.models.weights import expected_shapes
 from services.executor.quant import awq, compressed_tensors_pack, gptq
 from services.executor.quant.matrix import Fp8Matrix, QuantizedMatrix
 from services.executor.quant.parts import Part
-from services.executor.quantize.choice import MIXED_BITS, Choice, MethodName, ScaleShape
+from services.executor.quantize.choice import FP8_METHODS, MIXED_BITS, Choice, MethodName, ScaleShape
 from services.executor.quantize.grid import Grid
 from services.executor.quantize.hf_names import module_name
 from services.executor.quantize.layer import GROUPS, matrix_names
 
 FP8_BLOCK = (128, 128)
 GROUP_SIZES = (128, 64, 32)
-_NEEDS_TEXT = ("gptq", "awq", "smoothquant")
+_NEEDS_TEXT = ("gptq", "awq", "smoothquant", "gptq-fp8")
 _FUSED = {"q": "self_attn.qkv_proj", "gate": "mlp.gate_up_proj"}
 """Modules that other programs make of a group of matrices, by its first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One method, and a grid for each matrix by canonical name (none where the method is fp8)."""
+    """One method, and a grid for each matrix by canonical name (none where the method makes fp8)."""
 
     method: MethodName
     grids: Mapping[str, Grid]
@@ -39,6 +39,10 @@ class Recipe:
     @property
     def needs_text(self) -> bool:
         return self.method in _NEEDS_TEXT
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.method in FP8_METHODS
 
     @property
     def is_mixed(self) -> bool:
@@ -57,8 +61,8 @@ class Recipe:
         return {"channel": (1, columns), "tensor": (rows, columns), "block": FP8_BLOCK}[self.fp8_scales]
 
     def __str__(self) -> str:
-        if self.method == "fp8":
-            return f"fp8 e4m3, one scale a {self.fp8_scales}"
+        if self.is_fp8:
+            return f"{self.method} e4m3, one scale a {self.fp8_scales}"
         grid = self._common
         sign = "symmetric" if grid.is_symmetric else "asymmetric"
         sizes = _span([own.group_size or 0 for own in self.grids.values()])
@@ -76,7 +80,7 @@ class Recipe:
 
     def label(self) -> dict[str, Any]:
         """The `quantization_config` of the checkpoint."""
-        if self.method == "fp8":
+        if self.is_fp8:
             block = FP8_BLOCK if self.fp8_scales == "block" else None
             weights = compressed_tensors_pack.fp8_weights(self.fp8_scales, block)
             return compressed_tensors_pack.label("float-quantized", weights, self._fp8_inputs())
@@ -134,8 +138,8 @@ class Recipe:
 def plan(choice: Choice, spec: ModelSpec) -> Recipe:
     """The same grid for every matrix. Raises INVALID_FIELD for groups that do not fit the model."""
     fp8_scales = choice.fp8_scales or "channel"
-    if choice.method == "fp8":
-        return Recipe("fp8", {}, False, fp8_scales)
+    if choice.method in FP8_METHODS:
+        return Recipe(choice.method, {}, False, fp8_scales)
     if choice.method == "smoothquant":
         grid = Grid(8, None, True, torch.bfloat16)
     else:

@@ -26,7 +26,7 @@ from services.executor.models.tokenizer_bundle import build_bundle
 from services.executor.models.weights import expected_shapes
 from services.executor.quantize import recipe as recipes
 from services.executor.quantize import run
-from services.executor.quantize.choice import CalibrationSize, Choice, Source
+from services.executor.quantize.choice import FP8_METHODS, CalibrationSize, Choice, Source
 from services.executor.quantize.command import main
 from services.executor.quantize.grid import Grid
 from services.executor.quantize.hf_names import plain_name
@@ -58,6 +58,8 @@ CHOICES = [
     Choice("fp8"),
     Choice("fp8", fp8_scales="tensor"),
     Choice("fp8", fp8_scales="block"),
+    Choice("gptq-fp8"),
+    Choice("gptq-fp8", fp8_scales="block"),
 ]
 
 
@@ -96,7 +98,7 @@ def test_what_is_written_is_what_was_meant(tmp_path: Path, choice: Choice) -> No
     same = reference_logits(plain_copy(out, source, tmp_path / "plain"), PROMPT)[-1]
     assert torch.allclose(logits, same, rtol=1e-3, atol=1e-3)
     wanted = reference_logits(source, PROMPT)[-1]
-    bits = choice.bits or (8 if choice.method in ("smoothquant", "fp8") else 4)
+    bits = choice.bits or (8 if choice.method in ("smoothquant", *FP8_METHODS) else 4)
     assert float(torch.corrcoef(torch.stack((logits, wanted)))[0, 1]) > {2: 0.1, 3: 0.5, 4: 0.85, 8: 0.99}[bits]
     assert bits <= report.matrix_bits < bits + 2
     assert report.bytes == sum(values.nbytes for values in load_file_bytes(out / "model.safetensors"))
