@@ -10,6 +10,8 @@ STAMP := $(VENV)/.quire-stamp
 PIP_FLAGS := --disable-pip-version-check -qq
 UP ?=
 TESTS ?=
+# Processes that share the tests; 0 for one that a debugger can enter.
+WORKERS ?= 2
 BENCH ?= engine
 PEERS ?=
 
@@ -43,8 +45,8 @@ down: ## stops what `make up` started
 	@test -x $(BIN)/quire || { echo "down: nothing was set up here, so nothing runs from here" >&2; exit 1; }
 	@$(BIN)/quire down
 
-test: lint system-tools ## sets up, checks style and types, runs the tests
-	$(BIN)/python -m pytest -m "not full" $(TESTS)
+test: lint system-tools ## sets up, checks style and types, runs the tests (TESTS="paths")
+	$(BIN)/python -m pytest -m "not full" --numprocesses $(WORKERS) $(TESTS)
 
 test-full: lint system-tools ## the same in the sizes that the project promises; takes much longer
 	$(BIN)/python -m pytest $(TESTS)

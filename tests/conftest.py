@@ -20,6 +20,7 @@ yield_soon()  # before any test imports torch
 # Held for the whole run. Else it ends with its last object, wherever the garbage collector happens to find that, and
 # waits there for calls that a test left behind in a loop that is closed.
 init_grpc_aio()
+pytest_plugins = ["tests.workers"]
 ALLOWED = Path(__file__).with_name("allowed_skips.txt")
 
 
@@ -80,4 +81,5 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory(prefix="quire-derived-")
     config.add_cleanup(folder.cleanup)
     os.environ["QUIRE_DERIVED"] = folder.name
-    config.pluginmanager.register(SkipCount(allowed_skips(ALLOWED.read_text())), "skip-count")
+    if not hasattr(config, "workerinput"):  # a worker's reports reach the process that started it
+        config.pluginmanager.register(SkipCount(allowed_skips(ALLOWED.read_text())), "skip-count")

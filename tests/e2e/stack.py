@@ -12,7 +12,10 @@ Inside an async test, `async with Stack(...)` and `await asyncio.to_thread(stack
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -33,13 +36,19 @@ from quire.v1 import scheduler_pb2_grpc, scheduler_status_pb2
 READY_SECONDS = 60.0
 HOST = "127.0.0.1"
 Settings = Mapping[str, object]
+# Below those that systems give to whoever asks for any or connects: else another process may get a port before the
+# service that is to listen on it, or while that one is restarted.
+PORTS = range(12_000, 20_000)
+_PORTS = itertools.cycle(random.SystemRandom().sample(PORTS, len(PORTS)))
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on now, and that this process was not given lately."""
+    for port in itertools.islice(_PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def is_serving(target: str, service: str = "", seconds: float = 1.0) -> bool:
