@@ -33,7 +33,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.supervisor.layout import SUPERVISOR_PID
 from quire.v1 import scheduler_pb2_grpc, scheduler_status_pb2
 
-READY_SECONDS = 60.0
+READY_SECONDS = 120.0  # longer than a busy machine takes to start four processes
 HOST = "127.0.0.1"
 Settings = Mapping[str, object]
 # Below those that systems give to whoever asks for any or connects: else another process may get a port before the
