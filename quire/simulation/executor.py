@@ -166,6 +166,7 @@ class ModelledExecutor:
         news.steps += 1
         comes = sequence.computed + count == sequence.known
         accepted = min(sequence.luck.accepted(drafts), sequence.end - sequence.known - 1) if comes else 0
+        sequence.credit.drafts -= accepted
         sequence.computed += count + accepted
         self._filled += count + accepted
         if admits:
@@ -204,11 +205,11 @@ class ModelledExecutor:
                 self._slots += gained
         for state in plan.enter:
             self._enter(state)
-        grants = (plan.sequence_ids, plan.token_limits, plan.step_counts, plan.draft_limits)
-        for sequence_id, limit, steps, drafts in zip(*grants, strict=True):
+        grants = (plan.sequence_ids, plan.token_limits, plan.step_counts, plan.draft_limits, plan.draft_credits)
+        for sequence_id, limit, steps, drafts, credit in zip(*grants, strict=True):
             granted = self.sequences.get(sequence_id)
             if granted is not None:
-                granted.credit.add(limit, steps, drafts)
+                granted.credit.add(limit, steps, drafts, credit)
 
     def _enter(self, state: executor_pb2.SequenceState) -> None:
         blocks = state.blocks[0].block_ids
@@ -255,7 +256,8 @@ class ModelledExecutor:
             sequence, end = row.sequence, row.sequence.computed + row.known
             room = 0
             if sequence.credit.draft_limit and end == sequence.known:
-                limits = (sequence.credit.draft_limit, left, sequence.slots - end, sequence.most - end - 1)
+                credit = sequence.credit
+                limits = (credit.draft_limit, credit.drafts, left, sequence.slots - end, sequence.most - end - 1)
                 room = max(0, min(limits))
             left -= room
             with_drafts.append(row._replace(drafts=room))

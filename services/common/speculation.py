@@ -9,6 +9,8 @@ from services.common.errors import QuireError, Reason, invalid
 
 MAX_DRAFT_TOKENS = 16
 """Of one sequence in one step."""
+LEAST_PACE = 0.5
+"""Of its speed without drafts, what each sequence keeps, whatever others gain by theirs."""
 AUTO, OFF = "auto", "off"
 
 _NUMBER = re.compile(r"0|[1-9][0-9]?")

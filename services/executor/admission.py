@@ -57,12 +57,16 @@ def check_plan(plan: executor_pb2.StepPlan, epoch: int, last_step: int) -> None:
     if plan.step != last_step + 1:
         raise QuireError(Reason.PLAN_GAP, f"plan {plan.step} does not follow plan {last_step}")
     count = len(plan.sequence_ids)
-    if len(plan.token_limits) != count or len(plan.step_counts) != count or len(plan.draft_limits) not in (0, count):
+    if len(plan.token_limits) != count or len(plan.step_counts) != count:
+        raise QuireError(Reason.PROTOCOL, "grants: the arrays differ in length")
+    if len(plan.draft_limits) not in (0, count) or len(plan.draft_credits) not in (0, count):
         raise QuireError(Reason.PROTOCOL, "grants: the arrays differ in length")
     if min(plan.token_limits[:], default=1) < 1 or min(plan.step_counts[:], default=1) < 1:
         raise QuireError(Reason.PROTOCOL, "grants: token limits and step counts are at least 1")
     if not all(0 <= limit <= MAX_DRAFT_TOKENS for limit in plan.draft_limits):
         raise QuireError(Reason.PROTOCOL, f"grants: draft limits are 0 to {MAX_DRAFT_TOKENS}")
+    if min(plan.draft_credits[:], default=0) < 0:
+        raise QuireError(Reason.PROTOCOL, "grants: draft credits are at least 0")
     if plan.report_credit < 0:
         raise QuireError(Reason.PROTOCOL, "report_credit: at least 0")
     if not plan.report_seconds >= 0:

@@ -140,7 +140,8 @@ def _draft_room(row: Row, tables: BlockTables) -> int:
     """Drafts that may follow all known tokens: within the grant, the output's budget, the blocks and their formats."""
     sequence = row.sequence
     end = sequence.computed + row.count
-    room = min(sequence.credit.draft_limit, sequence.most_drafts, tables.slots(sequence.table) - end)
+    credit = sequence.credit
+    room = min(credit.draft_limit, credit.drafts, sequence.most_drafts, tables.slots(sequence.table) - end)
     if sequence.demotions is not None:
         room = min(room, sequence.demotions.room(sequence.computed) - row.count)
     return room

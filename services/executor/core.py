@@ -17,6 +17,7 @@ from services.common.errors import QuireError, Reason
 from services.executor.admission import GROUP, ModelLimits, check_blocks, check_plan, enter, group_blocks
 from services.executor.backends.base import StepOutputs, TokenScores
 from services.executor.batch import BlockTables, Row, Step, StepLimits, build_step, choose_rows
+from services.executor.credit import UNBOUNDED
 from services.executor.demotions import Demotions
 from services.executor.inventory import Inventory
 from services.executor.operations import AFTER, BEFORE, Copies, Move, Operations, check_operation
@@ -113,13 +114,14 @@ class StepCore:
         for demotion in plan.demotions:
             self._add_demotion(demotion)
         drafts = plan.draft_limits or [0] * len(plan.sequence_ids)
-        for sequence_id, limit, draft, steps in zip(
-            plan.sequence_ids, plan.token_limits, drafts, plan.step_counts, strict=True
+        credits = plan.draft_credits or [UNBOUNDED] * len(plan.sequence_ids)
+        for sequence_id, limit, draft, steps, credit in zip(
+            plan.sequence_ids, plan.token_limits, drafts, plan.step_counts, credits, strict=True
         ):
             sequence = self.sequences.get(sequence_id)
             if sequence is None:
                 continue  # it ended here before its scheduler could know
-            sequence.credit.add(limit, steps, draft)
+            sequence.credit.add(limit, steps, draft, credit)
 
     def copies_before(self) -> Copies:
         """Block copies due before the next step; the caller makes them, then calls `copied`."""

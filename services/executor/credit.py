@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+UNBOUNDED = 1 << 40
+"""Drafts that a plan says no bound of."""
+
 
 @dataclass(slots=True)
 class _Grant:
@@ -16,14 +19,16 @@ class _Grant:
 class Credit:
     """A FIFO of (token limit, draft limit, steps)."""
 
-    __slots__ = ("_grants", "steps")
+    __slots__ = ("_grants", "drafts", "steps")
 
     def __init__(self) -> None:
         self._grants: deque[_Grant] = deque()
         self.steps = 0  # in all grants
+        self.drafts = 0  # that may still be accepted in all
 
-    def add(self, token_limit: int, steps: int, draft_limit: int = 0) -> None:
+    def add(self, token_limit: int, steps: int, draft_limit: int = 0, drafts: int = UNBOUNDED) -> None:
         self.steps += steps
+        self.drafts += drafts
         last = self._grants[-1] if self._grants else None
         if last is not None and (last.token_limit, last.draft_limit) == (token_limit, draft_limit):
             last.steps += steps

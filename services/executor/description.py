@@ -99,4 +99,5 @@ def _speculation(model: LoadedModel, measured: Measured) -> types_pb2.Speculatio
         max_draft_tokens=MAX_DRAFT_TOKENS,
         draft=model.proposer.detail,
         draft_token_seconds=measured.draft_token_seconds,
+        weighs_drafts=model.proposer.weighs_drafts,
     )

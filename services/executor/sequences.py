@@ -125,6 +125,7 @@ class Sequence:
         self.computed = len(self.tokens) - 1
         if drafts:
             self.unreported.drafted[-1].accepted = accepted
+            self.credit.drafts -= accepted
         return reason
 
     def _append(self, sampled: Sampled) -> FinishReason.ValueType:

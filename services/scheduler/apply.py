@@ -10,11 +10,11 @@ from services.common.errors import QuireError, Reason
 from services.scheduler.beams import advance, rest
 from services.scheduler.lifecycle import finish, leave_ended, release_siblings
 from services.scheduler.pace import GAIN
-from services.scheduler.reserve import report
+from services.scheduler.reserve import report, want_for_drafts
 from services.scheduler.sequence import Phase, Request, Sequence
 from services.scheduler.slowness import note
 from services.scheduler.speculation.controller import Controller, Drafting
-from services.scheduler.speculation.credit import answer, fit
+from services.scheduler.speculation.credit import answer, fit, learn
 from services.scheduler.state import RATE_SECONDS, Executor, Gateway, State
 
 Drafted = SequenceOf[tuple[int, int, bool]]
@@ -56,7 +56,7 @@ def apply(state: State, executor: Executor, results: executor_pb2.StepResults, n
     if timings.step_count > 0:
         measure(state, executor, timings)
         if executor.speculation is not None:
-            _measure_drafts(executor, executor.speculation, timings, sum(results.accepted_counts))
+            _measure_drafts(executor, executor.speculation, timings)
     if timings.moved_bytes > 0:
         executor.tier_rate.observe(timings.moved_bytes, timings.move_seconds)
 
@@ -82,6 +82,7 @@ def _apply_tokens(state: State, executor: Executor, results: executor_pb2.StepRe
             _answer_chunks(state, executor, sequence, steps)
         if sequence.draft_limits or stay in drafted:
             _answer_drafts(executor, sequence, steps, drafted.get(stay, ()))
+            want_for_drafts(state, executor, sequence)
         if count:
             request, tokens, ids = sequence.request, sequence.token_ids, all_ids[start:at]
             request.account.output_tokens += count
@@ -156,20 +157,25 @@ def _drafted(results: executor_pb2.StepResults) -> dict[int, Drafted]:
 
 def _answer_drafts(executor: Executor, sequence: Sequence, steps: int, drafted: Drafted) -> None:
     """Takes in what became of drafts; the sequence's lengths and chunks are up to date."""
-    limits = answer(sequence, steps)
+    limits = answer(sequence, steps, sum([accepted for _, accepted, _ in drafted]))
     known, tally = executor.speculation, executor.counters.drafts
     if known is None or not len(limits) == len(drafted):
         raise QuireError(
             Reason.PROTOCOL, f"executor {executor.target} drafted for {sequence.sequence_id} without grant"
         )
+    gained = 0
     for limit, (proposed, accepted, is_behind) in zip(limits, drafted, strict=True):
         if not 0 <= accepted <= proposed <= limit:
             raise QuireError(
                 Reason.PROTOCOL, f"executor {executor.target} says {accepted} of {proposed} of {limit} drafts"
             )
         tally.add(limit, proposed, accepted)
-        if not is_behind:
+        gained += accepted
+        if known.learns and not is_behind:
             known.acceptance.add(sequence.habit, limit, proposed, accepted)
+    if limits:
+        learn(sequence, len(limits), gained)
+        tally.saved_seconds += known.worth(gained)
 
 
 def _pass_scores(sequence: Sequence, scores: executor_pb2.SequenceLogprobs) -> None:
@@ -239,20 +245,18 @@ def measure(state: State, executor: Executor, timings: executor_pb2.StepTimings)
     executor.grant_steps = grant_steps(state.limits.grant_seconds, executor.step_seconds)
 
 
-def _measure_drafts(executor: Executor, known: Controller, timings: executor_pb2.StepTimings, accepted: int) -> None:
-    """Follows what steps take by their tokens, and what drafts saved, where nothing but decodes was computed."""
+def _measure_drafts(executor: Executor, known: Controller, timings: executor_pb2.StepTimings) -> None:
+    """Follows what steps take by their tokens, where nothing but decodes was computed, and what drafts cost."""
     steps, rows, drafts = timings.step_count, timings.sampled_count, timings.draft_count
-    if not rows or timings.token_count > rows + drafts:
+    if not rows:
         return
-    seconds = timings.compute_seconds + timings.host_seconds
     drafting = Drafting(
         timings.draft_step_count, drafts, timings.draft_round_count, timings.draft_seconds, timings.catch_up_seconds
     )
-    known.observe(steps, rows, drafting, seconds)
-    if drafts:
-        gained = 1 + accepted / rows
-        plain = known.cost.step(max(1.0, rows / steps)) * steps * gained
-        executor.counters.drafts.saved_seconds += plain - seconds
+    if timings.token_count == rows + drafts:
+        known.observe(steps, rows, drafting, timings.compute_seconds + timings.host_seconds)
+    known.batch = max(1.0, rows / steps)
+    executor.counters.drafts.saved_seconds -= known.price(drafting)
 
 
 def grant_steps(grant_seconds: float, step_seconds: float) -> int:

@@ -8,7 +8,7 @@ from itertools import chain
 from quire.v1 import executor_pb2, types_pb2
 from services.common.limits import MESSAGE_TOKENS
 from services.scheduler.lifecycle import UNSENT
-from services.scheduler.reserve import want_blocks
+from services.scheduler.reserve import want_blocks, want_for_drafts
 from services.scheduler.room import CHUNKS_IN_FLIGHT, prefill_room
 from services.scheduler.sequence import UNLIMITED_STEPS, Sequence
 from services.scheduler.speculation.controller import Grant
@@ -173,18 +173,19 @@ def _top_up(
     state: State, executor: Executor, sequences: Collection[Sequence], message: executor_pb2.StepPlan, now: float
 ) -> None:
     """Tops decoding sequences up to twice what is granted at a time, within their blocks and budgets."""
-    ids, counts, drafts = [], [], []
+    ids, counts, drafts, credits = [], [], [], []
     lookahead, target = state.limits.lookahead_tokens, 2 * executor.grant_steps
+    spare = executor.grant_steps  # slots of the next top-up, which no credit of drafts takes
     extra = _drafts(executor, sequences, target, now)
     for sequence in sequences:
         granted, projected = sequence.granted_steps, sequence.projected_length
         slots, limit = sequence.slots_held, sequence.length_limit
         steps = (target if target < sequence.step_limit else sequence.step_limit) - granted
-        draft = extra.drafts(sequence.habit) if extra is not None else 0
+        draft = wanted = extra.drafts(sequence.habit) if extra is not None else 0
         if draft or sequence.draft_limits:
             if extra is not None and sequence.habit is extra.probed:
                 steps = min(steps, extra.probe_steps)
-            steps, draft = fit(sequence, steps, draft)
+            steps, draft = fit(sequence, steps, draft, spare)
         else:
             end = slots if slots < limit else limit
             if steps > end - projected:
@@ -196,36 +197,40 @@ def _top_up(
             if granted == 0:
                 sequence.answered_at = now
             if draft or sequence.draft_limits:
-                grant(sequence, steps, draft)
-                projected = sequence.projected_length
+                credits.append(grant(sequence, steps, draft, spare))
             else:
+                credits.append(0)
                 sequence.granted_steps = granted + steps
                 sequence.projected_length = projected = projected + steps
-        ahead = max(lookahead, executor.grant_steps * (1 + draft)) if draft else lookahead
-        if slots - projected < ahead and slots < limit and sequence.slots_asked == slots:
-            want_blocks(state, sequence, ahead)
+        if wanted or sequence.draft_limits:
+            want_for_drafts(state, executor, sequence)
+        elif slots - projected < lookahead and slots < limit and sequence.slots_asked == slots:
+            want_blocks(state, sequence, lookahead)
     message.sequence_ids.extend(ids)
     message.token_limits.extend([1] * len(ids))
     message.draft_limits.extend(drafts)
+    message.draft_credits.extend(credits)
     message.step_counts.extend(counts)
 
 
 def _drafts(executor: Executor, sequences: Collection[Sequence], target: int, now: float) -> Grant | None:
     """Drafts of those that decode and get steps up to `target`; none while blocks are short, for they take blocks ahead
     of need."""
-    if executor.speculation is None or executor.starved:
+    known = executor.speculation
+    if known is None or executor.starved:
         return None
     habits = [sequence.habit for sequence in sequences]
     if len(sequences) < len(executor.decoding):
-        return executor.speculation.steady(habits)
+        return known.steady(habits)
     steps = [max(0, min(target, sequence.step_limit) - sequence.granted_steps) for sequence in sequences]
-    return executor.speculation.grant(habits, steps, now)
+    return known.grant(habits, steps, now)
 
 
 def _grant_chunk(sequence: Sequence, message: executor_pb2.StepPlan, tokens: int, now: float) -> None:
     message.sequence_ids.append(sequence.sequence_id)
     message.token_limits.append(tokens)
     message.draft_limits.append(0)
+    message.draft_credits.append(0)
     message.step_counts.append(1)
     if sequence.granted_steps == 0:
         sequence.answered_at = now

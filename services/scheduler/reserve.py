@@ -20,6 +20,7 @@ from services.scheduler.queue import order
 from services.scheduler.restate import lose
 from services.scheduler.room import asked_tokens, queue_room
 from services.scheduler.sequence import Phase, Sequence
+from services.scheduler.speculation.credit import likely_drafts, likely_length
 from services.scheduler.state import UNLIMITED, Asked, Executor, Model, State
 
 GRANTED = kvmanager_pb2.RESERVATION_OUTCOME_GRANTED
@@ -36,10 +37,21 @@ Ask = tuple[kvmanager_pb2.Reservation, list[Executor]]
 
 
 def want_blocks(state: State, sequence: Sequence, ahead: int) -> None:
-    """Asks for blocks ahead of need: what is granted so far and `ahead` more tokens, never more than it can use."""
-    wanted = max(sequence.projected_length + ahead, sequence.slots_held + 1)
+    """Asks for blocks ahead of need: what it is likely to become by what is granted, and `ahead` more tokens, never more than it can use."""
+    wanted = max(likely_length(sequence) + ahead, sequence.slots_held + 1)
     sequence.slots_asked = max(sequence.slots_held, min(sequence.length_limit, wanted))
     state.extends.append(sequence)
+
+
+def want_for_drafts(state: State, executor: Executor, sequence: Sequence) -> None:
+    """Asks for blocks where drafts may come to need them before it is granted steps again."""
+    slots, limits = sequence.slots_held, sequence.draft_limits
+    if slots >= sequence.length_limit or sequence.slots_asked > slots:
+        return
+    next_steps = executor.grant_steps * (1 + likely_drafts(sequence, limits[-1] if limits else 0))
+    ahead = max(state.limits.lookahead_tokens, next_steps) + executor.grant_steps
+    if slots - likely_length(sequence) < ahead:
+        want_blocks(state, sequence, ahead)
 
 
 def reserve(state: State, now: float) -> list[kvmanager_pb2.ReserveRequest]:

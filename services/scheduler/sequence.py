@@ -120,6 +120,7 @@ class Sequence:
     granted_steps: int = 0  # not yet answered
     chunks: list[int] = field(default_factory=list)  # tokens of each unanswered prefill chunk, the first of those steps
     draft_limits: list[int] = field(default_factory=list)  # of each unanswered step; empty where none has drafts
+    draft_credit: int = 0  # drafts that unanswered steps and later ones may have accepted in all
     answered_at: float = 0.0  # seconds: the last result, or the grant that ended a pause
 
     @property
@@ -158,7 +159,7 @@ class Sequence:
         """Clears what belonged to the stay that is over."""
         self.sequence_id, self.executor, self.stay = 0, None, None
         self.slots_held = self.slots_asked = self.reported_length = self.next_report_length = 0
-        self.computed_length = self.projected_length = self.granted_steps = 0
+        self.computed_length = self.projected_length = self.granted_steps = self.draft_credit = 0
         self.chunks, self.draft_limits = [], []
 
 

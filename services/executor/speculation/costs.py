@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
+from services.common.speculation import LEAST_PACE
+
 MARGIN = 0.02
 """Drafts must promise so much more than none: chances and costs are estimates, and the best of many is flattered."""
 _FURTHER = (32, 64, 128, 256)
@@ -32,12 +34,19 @@ class StepCosts:
         self._seconds = list(accumulate((seconds for _, seconds in reversed(measured)), min))[::-1]
         for tokens in _FURTHER:
             if tokens > self._tokens[-1]:
-                self._seconds.append(self.seconds(tokens))
+                self._seconds.append(self._line(tokens))
                 self._tokens.append(tokens)
         self._corrected = [0.0] * len(self._tokens)  # how often each was
+        self._found: dict[int, float] = {}  # what was asked for since the last correction
         self._before: tuple[int, float] | None = None
 
     def seconds(self, tokens: int) -> float:
+        found = self._found.get(tokens)
+        if found is None:
+            found = self._found[tokens] = self._line(tokens)
+        return found
+
+    def _line(self, tokens: int) -> float:
         at = self._above(tokens)
         first, second = self._tokens[at - 1], self._tokens[at]
         slope = (self._seconds[at] - self._seconds[at - 1]) / (second - first)
@@ -57,6 +66,7 @@ class StepCosts:
 
     def _correct(self, fewer: int, more: int, error: float) -> None:
         """Moves the figures beside `more`, as far as they are not those of `fewer`; unseen ones above move along."""
+        self._found.clear()
         at = self._above(more)
         part = min(max((more - self._tokens[at - 1]) / (self._tokens[at] - self._tokens[at - 1]), 0.0), 1.0)
         factor = 1.0
@@ -77,21 +87,33 @@ class StepCosts:
 
 def best_lengths(chances: Sequence[Sequence[float]], tokens: int, costs: StepCosts) -> list[int]:
     """How many drafts of each sequence to verify, so that the step gives the most tokens a second: none where that is
-    not clearly more than without.
+    not clearly more than without, and never so many that a sequence falls below LEAST_PACE.
 
     `chances[i][j]` is the probability that the first j + 1 drafts of sequence i are accepted; `tokens` the step has
     without drafts.
     """
     # Chances of a sequence fall with every draft, so the likeliest of all never skip one.
-    offers = sorted(((chance, i) for i, some in enumerate(chances) for chance in some), key=lambda offer: -offer[0])
-    expected, count = float(tokens), 0
-    best_rate, best_count = expected / costs.seconds(tokens) * (1.0 + MARGIN), 0
-    for chance, _ in offers:
+    offers = [(chance, i) for i, some in enumerate(chances) for chance in some]
+    if len(chances) > 1:
+        offers.sort(key=lambda offer: -offer[0])
+    plain = costs.seconds(tokens)
+    expected, count, gains = float(tokens), 0, [1.0] * len(chances)
+    best_rate, best_count = expected / plain * (1.0 + MARGIN), 0
+    for chance, i in offers:
         expected, count = expected + chance, count + 1
-        rate = expected / costs.seconds(tokens + count)
-        if rate > best_rate:
-            best_rate, best_count = rate, count
+        gains[i] += chance
+        seconds = costs.seconds(tokens + count)
+        if expected > best_rate * seconds and _is_fair(gains, tokens, plain, seconds):
+            best_rate, best_count = expected / seconds, count
     lengths = [0] * len(chances)
     for _, i in offers[:best_count]:
         lengths[i] += 1
     return lengths
+
+
+def _is_fair(gains: Sequence[float], tokens: int, plain: float, seconds: float) -> bool:
+    """Whether each sequence keeps LEAST_PACE. `gains`: tokens that are expected of those that may have drafts."""
+    if seconds * LEAST_PACE <= plain:
+        return True
+    slowest = min(gains) if len(gains) == tokens else 1.0
+    return slowest * plain >= LEAST_PACE * seconds

@@ -23,6 +23,7 @@ class DraftProposer:
     """Its model computes nothing while nothing is to be drafted, and catches up when something is."""
 
     name = "draft"
+    weighs_drafts = False
 
     def __init__(self, backend: Backend, cache: DraftCache, detail: str, step_tokens: int) -> None:
         """`step_tokens`: the most that a step of the executor computes."""

@@ -21,6 +21,7 @@ class EarlyExitProposer:
     """Runs `layers` of the backend's layers."""
 
     name = "early_exit"
+    weighs_drafts = False
 
     def __init__(self, backend: Backend, layers: int | None) -> None:
         """Raises ValueError where the model has no layer beyond these."""

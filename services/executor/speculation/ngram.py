@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
 
+from services.common.speculation import MAX_DRAFT_TOKENS
 from services.executor.backends.base import Backend, KvShape
 from services.executor.batch import BlockTables
 from services.executor.sequences import Sequence
-from services.executor.speculation.confidence import Confidence
+from services.executor.speculation.confidence import Confidence, Verdict
 from services.executor.speculation.costs import StepCosts, best_lengths
 from services.executor.speculation.proposer import DraftRequest
 from services.executor.speculation.suffix_automaton import SuffixAutomaton
@@ -31,8 +32,11 @@ class _Text:
     """What is kept with a sequence."""
 
     automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    verdicts: bytearray = field(default_factory=bytearray)  # of matches, by the automaton's states
     match: int = 0  # of the last lookup, 0 for none,
-    found: list[int] = field(default_factory=list)  # what followed it before,
+    state: int = 0  # its state,
+    verdict: int = Verdict.UNTRIED  # what became of it before,
+    end: int = 0  # where what followed it begins,
     size: int = 0  # and how long the text was
 
 
@@ -41,6 +45,7 @@ class NgramProposer:
 
     name = "ngram"
     detail = ""
+    weighs_drafts = True
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -61,48 +66,63 @@ class NgramProposer:
     def propose(self, requests: Sequence_[DraftRequest], tables: BlockTables, tokens: int) -> list[list[int]]:
         left = MOST_TAKEN
         texts: list[_Text] = []
+        chances: list[list[float]] = []
         for sequence, most in requests:
             text = sequence.drafting
             if not isinstance(text, _Text):
                 text = sequence.drafting = _Text()
-            self._learn(sequence, text)
-            known = text.automaton.size
-            text.automaton.add(sequence.tokens[known : known + left])
-            left -= text.automaton.size - known
-            if text.automaton.size == len(sequence.tokens):
-                _look_up(sequence, text, most)
+            if text.match:
+                self._learn(sequence, text)
+            automaton = text.automaton
+            known = automaton.size
+            automaton.add(sequence.tokens[known : known + left])
+            left -= automaton.size - known
+            if automaton.size == len(sequence.tokens):
+                _look_up(text)
             texts.append(text)
-        chances = [self._confidence.chances(text.match, len(text.found)) if text.match else [] for text in texts]
-        lengths = best_lengths(chances, tokens, self._costs) if any(chances) else [0] * len(texts)
+            chances.append(self._confidence.chances(text.match, text.verdict)[:most] if text.match else [])
+        lengths = best_lengths(chances, tokens, self._costs) if any(chances) else []
         self._silent = 0 if any(lengths) else self._silent + 1
-        if self._silent >= TRIED_EVERY and (likely := max(chances, default=[])) and likely[0] >= TRIED_CHANCE:
+        if self._silent >= TRIED_EVERY and (likely := max(chances)) and likely[0] >= TRIED_CHANCE:
             lengths[chances.index(likely)] = 1
             self._silent = 0
-        return [text.found[:length] for text, length in zip(texts, lengths, strict=True)]
+        if not any(lengths):
+            return [[] for _ in texts]
+        return [_found(*proposed) for proposed in zip(requests, texts, lengths, strict=True)]
 
     def computed(self, tokens: int, seconds: float) -> None:
         self._costs.observe(tokens, seconds)
 
     def _learn(self, sequence: Sequence, text: _Text) -> None:
         """Compares what was found last, proposed or not, with what came."""
-        if not text.match:
+        tokens, match, size = sequence.tokens, text.match, text.size
+        text.match = 0
+        compared = min(len(tokens) - size, MAX_DRAFT_TOKENS)
+        if not compared:
             return
-        came = sequence.tokens[text.size : text.size + len(text.found)]
         accepted = 0
-        for found, token_id in zip(text.found, came, strict=False):
-            if found != token_id:
-                break
+        while accepted < compared and tokens[size + accepted] == tokens[text.end + accepted]:
             accepted += 1
-        self._confidence.saw(text.match, len(came), accepted)
-        text.match, text.found = 0, []
+        self._confidence.saw(match, text.verdict, compared, accepted)
+        if text.state >= len(text.verdicts):
+            text.verdicts.extend(bytes(text.state + 1 - len(text.verdicts)))
+        text.verdicts[text.state] = Verdict.RIGHT if accepted else Verdict.WRONG
 
 
-def _look_up(sequence: Sequence, text: _Text, most: int) -> None:
+def _look_up(text: _Text) -> None:
     match, end = text.automaton.match()
-    if not match:
-        return
-    found: list[int] = sequence.tokens[end : end + most].tolist()
-    period = len(sequence.tokens) - end
-    while len(found) < most:  # the match overlaps the end: the text repeats itself with this period
+    if match:
+        state, verdicts = text.automaton.matched, text.verdicts
+        text.match, text.state, text.end, text.size = match, state, end, text.automaton.size
+        text.verdict = verdicts[state] if state < len(verdicts) else Verdict.UNTRIED
+
+
+def _found(request: DraftRequest, text: _Text, count: int) -> list[int]:
+    """So many tokens as they followed the match before."""
+    if not count:
+        return []
+    found: list[int] = request.sequence.tokens[text.end : text.end + count].tolist()
+    period = text.size - text.end
+    while len(found) < count:  # the match overlaps the end: the text repeats itself with this period
         found.append(found[len(found) - period])
-    text.match, text.found, text.size = match, found, len(sequence.tokens)
+    return found

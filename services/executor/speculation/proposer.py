@@ -22,6 +22,7 @@ class Proposer(Protocol):
 
     name: str  # "ngram", "early_exit" or "draft"
     detail: str  # what drafts, for people; may be empty
+    weighs_drafts: bool  # proposes only what pays, by what steps take here
 
     def warm_up(self, shape: KvShape) -> float:
         """Seconds that one draft for one sequence takes, 0 for next to nothing. Computes in the pool's first blocks."""

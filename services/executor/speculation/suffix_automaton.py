@@ -17,7 +17,7 @@ class SuffixAutomaton:
 
     # Nearly every state of a text over a large vocabulary has one successor: that lies in two arrays, which take a
     # tenth of the memory of a dictionary for each.
-    __slots__ = ("_branches", "_ends", "_last", "_lengths", "_links", "_matched", "_targets", "_tokens", "size")
+    __slots__ = ("_branches", "_ends", "_last", "_lengths", "_links", "_targets", "_tokens", "matched", "size")
 
     def __init__(self) -> None:
         self._lengths = array("i", [0])  # of the longest substring
@@ -27,14 +27,14 @@ class SuffixAutomaton:
         self._targets = array("i", [NONE])
         self._branches: dict[int, dict[int, int]] = {}  # and the others
         self._last = 0
-        self._matched = 0  # the state whose nearest place is the present end, 0 for none
+        self.matched = 0  # the state of the last match, whose nearest place is the present end; 0 for none
         self.size = 0
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Appends tokens, each at least 0."""
-        if self._matched and token_ids:
-            self._ends[self._matched] = self.size
-            self._matched = 0
+        if self.matched and token_ids:
+            self._ends[self.matched] = self.size
+            self.matched = 0
         for token_id in token_ids:
             self._add(token_id)
 
@@ -43,7 +43,7 @@ class SuffixAutomaton:
         late as is known. Length 0 where even the last token is new.
         """
         state = self._links[self._last] if self.size else 0
-        self._matched = state
+        self.matched = state
         return (self._lengths[state], self._ends[state]) if state else (0, 0)
 
     def _add(self, token_id: int) -> None:

@@ -27,12 +27,13 @@ KIND_MEMORY, KIND_PRIOR = 1024.0, 8.0
 class Habit:
     """What is known of one sequence's drafts. It stays with the sequence wherever it is computed."""
 
-    __slots__ = ("accepted", "kind", "most", "tried")
+    __slots__ = ("accepted", "gain", "kind", "most", "tried")
 
     def __init__(self, most: int) -> None:
         """`most`: the drafts of a step that its request admits."""
         self.most = most
         self.accepted = self.tried = 0.0
+        self.gain = 0.0  # drafts accepted in a step of late
         self.kind = -1  # none before it was looked at
 
 

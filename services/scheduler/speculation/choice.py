@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from services.common.speculation import MAX_DRAFT_TOKENS
+from services.common.speculation import LEAST_PACE, MAX_DRAFT_TOKENS
 from services.scheduler.speculation.cost import StepCost
 
 NEAR = 8.0
 """So many tokens more tell what one more takes, to compare positions by."""
-LEAST_PACE = 0.5
-"""No sequence becomes slower than this part of what it is without drafts, whatever others gain by theirs."""
 
 
 class Group(NamedTuple):

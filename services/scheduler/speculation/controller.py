@@ -66,14 +66,18 @@ class Controller:
     """Learns from an executor's results, and says before each top-up how many drafts there shall be."""
 
     def __init__(self, description: types_pb2.ExecutorDescription, fixed: int | None) -> None:
-        """`fixed`: the same limit at all times; None to choose it."""
+        """`fixed`: the same limit at all times; None to choose it, unless what proposes weighs drafts itself."""
         self.most = min(MAX_DRAFT_TOKENS, description.speculation.max_draft_tokens)
         self.room = description.max_step_tokens
         self.cost = StepCost.stated(description)
         self.acceptance = Acceptance()
+        self.learns = fixed is not None or not description.speculation.weighs_drafts
+        if not self.learns:
+            fixed = self.most  # what proposes knows each text and each step: a limit could only be in its way
         self.limits = [min(fixed or 0, self.most)] * KINDS
         self._fixed = fixed is not None
         self._expected = [Group(kind, 1, *self.acceptance.kinds[kind].expect(NOMINAL[kind])) for kind in range(KINDS)]
+        self.batch = 1.0  # sequences of a step, as last heard
         self._counts: Counts = {}  # of the batch that was chosen for
         self._rows = 0
         self._revised_at = self._batch_probe_at = float("-inf")
@@ -96,10 +100,22 @@ class Controller:
         if drafting.rounds:
             self.cost.observe_drafts(drafting.rounds, drafting.drafts, drafting.seconds)
 
+    def worth(self, accepted: int) -> float:
+        """Seconds that so many tokens would have taken more without drafts."""
+        return accepted * self.cost.step(self.batch) / self.batch
+
+    def price(self, drafting: Drafting) -> float:
+        """Seconds that steps took longer by their drafts."""
+        verifying, steps = 0.0, drafting.steps
+        if steps:
+            verifying = steps * (self.cost.step(self.batch + drafting.drafts / steps) - self.cost.step(self.batch))
+        return verifying + drafting.seconds + drafting.catch_up
+
     def steady(self, habits: Sequence[Habit]) -> Grant:
         """Drafts as they were chosen last: some of the sequences that decode get credit out of turn."""
-        for habit in habits:
-            self.acceptance.meet(habit)
+        if self.learns:  # else limits are the same, whatever kind
+            for habit in habits:
+                self.acceptance.meet(habit)
         return Grant(self.limits)
 
     def grant(self, habits: Sequence[Habit], steps: Sequence[int], now: float) -> Grant:

@@ -62,6 +62,7 @@ def describe(
     colder_blocks: tuple[int, ...] = (),
     disk_blocks: int = 0,
     most_drafts: int = 0,
+    weighs_drafts: bool = False,
 ) -> types_pb2.ExecutorDescription:
     """Block ids of one pool follow those of the one before: hot, colder ones by age, then the disk's."""
     pools = [(types_pb2.TIER_DEVICE, HOT, blocks)]
@@ -93,7 +94,9 @@ def describe(
             )
             for number, ((tier, format_, count), first) in enumerate(zip(pools, firsts, strict=True))
         ],
-        speculation=types_pb2.SpeculationDescription(proposer="ngram", max_draft_tokens=most_drafts)
+        speculation=types_pb2.SpeculationDescription(
+            proposer="ngram", max_draft_tokens=most_drafts, weighs_drafts=weighs_drafts
+        )
         if most_drafts
         else None,
         kv_policy=kv_policy,
@@ -111,6 +114,7 @@ class SimSequence:
     blocks: list[int]
     computed: int
     credit: deque[list[int]] = field(default_factory=deque)  # [token limit, steps, draft limit]
+    draft_credit: int = 0  # drafts that may be accepted in all
     drafted: list[tuple[int, int]] = field(default_factory=list)  # proposed and accepted, by step
     new: list[int] = field(default_factory=list)
     scores: list[types_pb2.TokenLogprobs] = field(default_factory=list)  # of what is new, where asked for
@@ -177,14 +181,16 @@ class SimExecutor:
             self._demote_later(demotion)
         assert len(self.sequences) <= self.description.max_sequences
         assert len(plan.sequence_ids) == len(plan.token_limits) == len(plan.step_counts) == len(plan.draft_limits)
-        rows = (plan.sequence_ids, plan.token_limits, plan.step_counts, plan.draft_limits)
-        for stay, limit, steps, drafts in zip(*rows, strict=True):
+        assert len(plan.draft_credits) == len(plan.sequence_ids)
+        rows = (plan.sequence_ids, plan.token_limits, plan.step_counts, plan.draft_limits, plan.draft_credits)
+        for stay, limit, steps, drafts, draft_credit in zip(*rows, strict=True):
             assert limit >= 1
             assert steps >= 1
             assert 0 <= drafts <= self.description.speculation.max_draft_tokens
             assert limit == 1 or drafts == 0
             if stay in self.sequences:
                 self.sequences[stay].credit.append([limit, steps, drafts])
+                self.sequences[stay].draft_credit += draft_credit
                 if self.sequences[stay].state.stop.stop:
                     assert self.sequences[stay].steps <= 2
 
@@ -265,11 +271,12 @@ class SimExecutor:
         end = sequence.computed + count
         if end < len(sequence.tokens) or not sequence.credit[0][2]:
             return 0
-        state = sequence.state
+        most = sequence.state.prompt_length + sequence.state.stop.max_tokens - 1
         room = [
             sequence.credit[0][2],
+            sequence.draft_credit,
             len(sequence.blocks) * self.block_size - end,
-            state.prompt_length + state.stop.max_tokens - 1 - end,
+            most - end,
             *(length - end for length, _, _, _ in list(sequence.changes)[:1]),
         ]
         return min(room)
@@ -304,6 +311,7 @@ class SimExecutor:
             goes_on = self._draw(sequence)
         if admits:
             sequence.drafted.append((len(proposed), accepted))
+            sequence.draft_credit -= accepted
             self.accepted_count += accepted
 
     def _propose(self, sequence: SimSequence, count: int) -> list[int]:

@@ -171,6 +171,50 @@ def test_no_credit_past_the_blocks_and_more_asked_ahead() -> None:
     assert harness.state.extends == [sequence]
 
 
+def test_steps_are_no_fewer_for_the_drafts_that_they_admit() -> None:
+    harness, executor = made(most_drafts=16, weighs_drafts=True)
+    harness.send(submit(1, [5] * 10, 1000))
+    place(harness)
+    (message,) = harness.plans[0]
+    assert grants(message) == [(1, 10, 1), (1, 1, 3)]
+    assert list(message.draft_limits) == [0, 16]
+    sequence = executor.running[1]
+    assert sequence.slots_held < 10 + 3 * 17
+    (credit,) = message.draft_credits[1:]
+    assert 0 < credit <= sequence.slots_held - 10 - 3 - executor.grant_steps
+    assert sequence.projected_length == 10 + 3 + credit
+
+
+def test_blocks_are_asked_for_once_drafts_took_many_whatever_credit_is_left() -> None:
+    harness, executor = made(most_drafts=16, weighs_drafts=True)
+    executor.grant_steps = 3
+    harness.send(submit(1, [5] * 10, 1000))
+    place(harness)
+    sequence = executor.running[1]
+    held, left = sequence.slots_held, sequence.granted_steps - 2
+    assert left > executor.grant_steps
+    assert sequence.slots_asked == held
+    harness.state.extends.clear()
+    took = min(16, sequence.draft_credit)
+    message = executor_pb2.StepResults(
+        epoch=executor.epoch,
+        sequence_number=executor.acknowledged_results + 1,
+        last_plan=executor.step,
+        sequence_ids=[1],
+        token_counts=[2 + took],
+        token_ids=[7] * (2 + took),
+        computed_lengths=[11 + took],
+        step_counts=[2],
+        draft_step_counts=[1],
+        proposed_counts=[took],
+        accepted_counts=[took],
+    )
+    apply(harness.state, executor, message, harness.now)
+    assert sequence.granted_steps == left
+    assert harness.state.extends == [sequence]
+    assert sequence.slots_asked > held
+
+
 def test_held_sequences_get_nothing() -> None:
     harness, executor = made()
     harness.send(submit(1, [5] * 10, 100), holds=[scheduler_pb2.Hold(handle=1, held=True)])

@@ -17,6 +17,7 @@ class Oracle:
 
     name = "oracle"
     detail = ""
+    weighs_drafts = False
 
     def __init__(self, truth: Truth, accuracy: float, vocab: int, seed: int = 0) -> None:
         self._truth, self._accuracy, self._vocab = truth, accuracy, vocab

@@ -6,35 +6,43 @@ import itertools
 
 import pytest
 
-from services.executor.speculation.confidence import Confidence
+from services.executor.speculation.confidence import LEAST_CHANCE, Confidence, Verdict
+
+UNTRIED, WRONG, RIGHT = Verdict
 
 
-def test_chances_fall_with_each_draft_and_rise_with_the_match() -> None:
-    found = [Confidence().chances(match, 16) for match in (1, 2, 4, 7, 10, 20, 500)]
-    for some in found:
-        assert len(some) == 16
-        assert all(0 < later <= earlier < 1 for earlier, later in itertools.pairwise(some))
-    for shorter, longer in itertools.pairwise(found):
-        assert all(a <= b for a, b in zip(shorter, longer, strict=True))
+def test_chances_fall_with_each_draft_and_rise_with_the_match_and_with_what_became_of_it() -> None:
+    for verdict in Verdict:
+        found = [Confidence().chances(match, verdict) for match in (1, 2, 4, 7, 10, 20, 500)]
+        assert all(LEAST_CHANCE <= later <= earlier < 1 for some in found for earlier, later in itertools.pairwise(some))
+        for shorter, longer in itertools.pairwise(found):
+            assert len(shorter) <= len(longer) <= 16
+            assert all(a <= b for a, b in zip(shorter, longer, strict=False))
+    for match in (1, 3, 40):
+        wrong, untried, right = (Confidence().chances(match, verdict)[0] for verdict in (WRONG, UNTRIED, RIGHT))
+        assert wrong < untried < right
 
 
 def test_learns_each_place_from_what_reached_it() -> None:
     confidence = Confidence()
-    for _ in range(3000):  # two are right, the third is not; of later ones nothing is seen
-        confidence.saw(3, 5, 2)
-    before, chances = Confidence().chances(3, 5), confidence.chances(3, 5)
+    for _ in range(3000):  # two are right, the third is mostly not; of later ones little is seen
+        confidence.saw(3, UNTRIED, 5, 2)
+    for _ in range(80):
+        confidence.saw(3, UNTRIED, 3, 3)
+    before, chances = Confidence().chances(3, UNTRIED), confidence.chances(3, UNTRIED)
     assert chances[:2] == pytest.approx([1.0, 1.0], abs=0.05)
-    assert chances[2] < 0.03
+    assert chances[2] < 0.12
     assert chances[3] / chances[2] == pytest.approx(before[3] / before[2])
-    assert confidence.chances(2, 5) == Confidence().chances(2, 5)
+    for match, verdict in ((2, UNTRIED), (3, WRONG), (3, RIGHT)):
+        assert confidence.chances(match, verdict) == Confidence().chances(match, verdict)
 
 
 def test_text_that_ends_early_says_nothing_of_later_places() -> None:
     confidence = Confidence()
     for _ in range(100):
-        confidence.saw(3, 1, 1)
-    first, second = confidence.chances(3, 2)
-    before = Confidence().chances(3, 2)
+        confidence.saw(3, UNTRIED, 1, 1)
+    first, second = confidence.chances(3, UNTRIED)[:2]
+    before = Confidence().chances(3, UNTRIED)
     assert first > before[0]
     assert second / first == pytest.approx(before[1] / before[0])
 
@@ -42,7 +50,7 @@ def test_text_that_ends_early_says_nothing_of_later_places() -> None:
 def test_what_was_long_ago_fades() -> None:
     confidence = Confidence()
     for _ in range(20_000):
-        confidence.saw(5, 1, 1)
+        confidence.saw(5, UNTRIED, 1, 1)
     for _ in range(4000):
-        confidence.saw(5, 1, 0)
-    assert confidence.chances(5, 1)[0] < 0.25
+        confidence.saw(5, UNTRIED, 1, 0)
+    assert confidence.chances(5, UNTRIED)[0] < 0.25

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.common.speculation import LEAST_PACE
 from services.executor.speculation.costs import MARGIN, StepCosts, best_lengths
 
 
@@ -38,8 +39,32 @@ def test_finds_the_best_rate(falling: list[list[float]], tokens: int, rises: lis
 
     best = max(map(rate, itertools.product(*(range(len(some) + 1) for some in chances))))
     plain = rate((0,) * len(chances))
-    chosen = rate(tuple(best_lengths(chances, tokens, costs)))
-    assert chosen == pytest.approx(best if best > plain * (1 + MARGIN) else plain)
+    lengths = best_lengths(chances, tokens, costs)
+    chosen = rate(tuple(lengths))
+    if 2 * costs.seconds(tokens) > costs.seconds(tokens + sum(map(len, chances))):  # nobody can become too slow
+        assert chosen == pytest.approx(best if best > plain * (1 + MARGIN) else plain)
+    else:
+        assert plain <= chosen <= best * (1 + 1e-9)
+        assert pace(chances, lengths, tokens, costs) >= LEAST_PACE
+
+
+def pace(chances: list[list[float]], lengths: list[int], tokens: int, costs: StepCosts) -> float:
+    """Of the slowest sequence, as a part of its speed without drafts."""
+    gains = [1 + sum(some[:length]) for some, length in zip(chances, lengths, strict=True)]
+    slowest = min(gains) if len(gains) == tokens else 1.0
+    return slowest * costs.seconds(tokens) / costs.seconds(tokens + sum(lengths))
+
+
+def test_neighbours_keep_half_of_their_speed() -> None:
+    """However much one of them gains by its drafts; where all gain, a step may take longer."""
+    costs = StepCosts([(1, 1.0), (2, 1.1), (34, 9.1)])
+    sure, none = [0.999**place for place in range(1, 17)], [0.0] * 16
+    (alone,) = best_lengths([sure], 1, costs)
+    beside, _ = best_lengths([sure, none], 2, costs)
+    both = best_lengths([sure, sure], 2, costs)
+    assert (alone, both) == (16, [16, 16])
+    assert 0 < beside < 8
+    assert pace([sure, none], [beside, 0], 2, costs) >= LEAST_PACE > pace([sure, none], [beside + 1, 0], 2, costs)
 
 
 def steps(true: Callable[[int], float], counts: Sequence[int], rounds: int) -> Iterator[tuple[int, float]]:

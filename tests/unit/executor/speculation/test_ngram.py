@@ -105,6 +105,18 @@ def test_learns_from_what_came() -> None:
     assert again
 
 
+def test_a_match_that_misled_is_not_followed_where_others_are() -> None:
+    """What followed it was different each time; of the others, nothing is known yet."""
+    made, one = proposer((1, 1.0), (2, 1.3), (9, 3.0)), sequence([1, 2, 30, 1, 2])
+    (first,) = made.propose([DraftRequest(one, 4)], TABLES, 1)
+    assert first
+    one.tokens.extend([31, 1, 2])
+    (misled,) = made.propose([DraftRequest(one, 4)], TABLES, 1)
+    one.tokens.extend([40, 41, 42, 40, 41])
+    (other,) = made.propose([DraftRequest(one, 4)], TABLES, 1)
+    assert (misled, bool(other)) == ([], True)
+
+
 def test_tries_now_and_then_what_seems_not_to_pay() -> None:
     """Else steps that were once believed to be too long would stay so."""
     made = proposer((1, 1.0), (2, 5.0))

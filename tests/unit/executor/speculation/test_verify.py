@@ -111,6 +111,23 @@ def test_drafts_keep_within_the_blocks() -> None:
     assert tokens_by_sequence(sent) == {1: generate(PROMPT, 18)}
 
 
+def test_so_many_drafts_are_accepted_as_there_is_credit_for() -> None:
+    """What is not used is kept, across grants and kinds of steps; what was refused costs none."""
+    bench, oracle = make()
+    grants = [(1, 32, 1), (1, 1, 4, 4)]
+    bench.take(enter=[state(1, PROMPT, range(20), max_tokens=60)], grants=grants, draft_credits=[0, 6])
+    assert tokens_by_sequence(bench.run()) == {1: generate(PROMPT, 1 + 5 + 3 + 1 + 1)}
+    assert oracle.asked == [4, 2]
+    oracle._accuracy = 0.0
+    bench.take(grants=[(1, 1, 3, 2)], draft_credits=[3])
+    assert drafted(bench.run()) == {1: [(2, 0)] * 3}
+    oracle._accuracy = 1.0
+    bench.take(grants=[(1, 1, 2), (1, 1, 2, 16)], draft_credits=[0, 4])
+    sent = bench.run()
+    assert drafted(sent) == {1: [(7, 7), (0, 0)]}
+    assert sent[-1].computed_lengths[-1] == len(PROMPT) + 10 + 3 + 2 + 8 + 1
+
+
 def test_a_step_has_no_more_tokens_than_its_limit() -> None:
     bench, oracle = make(limits=StepLimits(sequences=3, tokens=8))
     entering = [state(i, PROMPT, range(8 * i, 8 * i + 8), max_tokens=20) for i in range(3)]

@@ -7,8 +7,8 @@ from statistics import fmean, median
 
 import pytest
 
+from services.common.speculation import LEAST_PACE
 from services.scheduler.speculation.acceptance import KINDS, NOMINAL, Habit
-from services.scheduler.speculation.choice import LEAST_PACE
 from services.scheduler.speculation.controller import PROBE_DRAFTS, PROBE_SHARE, Controller, Drafting
 from tests.unit.scheduler.speculation.engine import Engine
 
@@ -292,6 +292,29 @@ def test_limits_give_way_to_a_neighbour_without_drafts() -> None:
     engine.run(controller, 1.0)
     usual = median(map(pace, engine.limits[before:]))  # but for probes
     assert LEAST_PACE - 0.05 <= usual < 1.0  # costs are measured
+
+
+def test_what_weighs_drafts_itself_is_granted_all() -> None:
+    """Nothing is learned of its drafts either; a request's own limit counts, and so does the operator's."""
+    description = Engine([0.0], memory_bound).describe()
+    description.speculation.weighs_drafts = True
+    weighed, fixed = Controller(description, None), Controller(description, 4)
+    for now in (0.0, 1.0):
+        grant = weighed.grant([Habit(16), Habit(5), Habit(0)], [2, 2, 2], now)
+        assert [grant.drafts(Habit(most)) for most in (16, 5, 0)] == [16, 5, 0]
+        assert grant.probed is None
+    assert (weighed.learns, fixed.learns) == (False, True)
+    assert fixed.grant([Habit(16)], [2], 0.0).limits == [4] * KINDS
+
+
+def test_what_drafts_saved_is_what_they_gave_less_what_they_took() -> None:
+    controller = Controller(Engine([0.0], memory_bound).describe(), None)
+    controller.batch = 4.0
+    step = controller.cost.step
+    assert controller.worth(6) == pytest.approx(6 * step(4) / 4)
+    assert controller.price(Drafting()) == 0.0
+    price = controller.price(Drafting(steps=2, drafts=6, rounds=4, seconds=0.5, catch_up=0.25))
+    assert price == pytest.approx(2 * (step(7) - step(4)) + 0.75)
 
 
 def test_a_fixed_limit_meets_sequences_as_a_chosen_one_does() -> None:

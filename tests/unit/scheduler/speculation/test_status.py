@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
@@ -34,9 +35,10 @@ def test_drafts_are_counted_by_position_and_limit() -> None:
         f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{own},position="2"}} 10.0',
         f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{own},position="3"}} 0.0',
         'quire_speculation_steps_total{engine="0",limit="3",model_name="m"} 10.0',
-        f"quire_speculation_saved_seconds{{{own}}} 0.0",
     ):
         assert line in lines
+    (saved,) = (line.split()[-1] for line in lines if line.startswith("quire_speculation_saved_seconds{"))
+    assert float(saved) == pytest.approx(30 * 0.01)  # steps of one token each; what drafts took was not told
 
 
 def test_where_nothing_is_proposed_nothing_is_told() -> None:
