@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from services.executor.backends.base import (
     SampleRow,
     StepInputs,
     StepOutputs,
+    TokenMasks,
     TokenScores,
 )
 from services.executor.backends.cpu.formats import FORMATS
@@ -146,13 +148,16 @@ class CpuBackend:
         token_ids, row_scores, prompt_scores = self._model.step(
             *arrays,
             np.array([sample.row for sample in samples], np.int32),
-            [sampler_of(sample, self.spec.vocab_size) for sample in samples],
+            self._samplers(inputs),
             np.array([len(sample.output_ids) for sample in samples], np.int32),
             [(part.first_row, np.array(part.targets, np.int32), part.count) for part in inputs.prompt_scores],
             block_formats=formats,
             **_drafts(samples),
             layers=inputs.layers,
+            **_masks(inputs.masks),
         )
+        if inputs.masks is not None:
+            inputs.masks.wait()  # raises where they could not be filled
         sampled = [_sampled(token, scores) for token, scores in zip(token_ids.tolist(), row_scores, strict=True)]
         return StepOutputs(sampled, [TokenScores(*scores) for scores in prompt_scores])
 
@@ -161,6 +166,13 @@ class CpuBackend:
             raise ValueError("logits are those of all layers")
         arrays, formats = self._arrays(inputs)
         return self._model.logits(*arrays, np.array(rows, np.int32), block_formats=formats)
+
+    def _samplers(self, inputs: StepInputs) -> list[_native.Sampler | None]:
+        samples, size = inputs.samples, self.spec.vocab_size
+        if inputs.masks is None:
+            return [sampler_of(sample, size) for sample in samples]
+        masked = (inputs.masks.first_rows >= 0).tolist()
+        return [sampler_of(sample, size, is_masked) for sample, is_masked in zip(samples, masked, strict=True)]
 
     def _arrays(self, inputs: StepInputs) -> tuple[tuple[Int32, Int32, Int32, Int32, Int32], NDArray[np.uint8] | None]:
         """What describes a step to native code: the arrays, and the formats of blocks where these differ."""
@@ -186,6 +198,15 @@ def _drafts(samples: Sequence[SampleRow]) -> dict[str, Int32]:
         "draft_counts": np.array([len(sample.draft_ids) for sample in samples], np.int32),
         "first_places": np.array([sample.first_place for sample in samples], np.int32),
     }
+
+
+def _masks(masks: TokenMasks | None) -> dict[str, Any]:
+    """What describes masks to native code, which waits for them before it draws; nothing where there are none."""
+    if masks is None:
+        return {}
+    gate = _native.Gate()
+    masks.when_filled(gate.open)
+    return {"masks": masks.bits, "mask_rows": masks.first_rows, "masks_filled": gate}
 
 
 def _native_name(format_: str) -> str:
