@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from llguidance import LLTokenizer, TokenizerWrapper
 
 _END = "<|end|>"
@@ -14,7 +12,7 @@ class _Letters:
 
     bos_token_id = None
 
-    def __init__(self, special_texts: Collection[str]) -> None:
+    def __init__(self, special_texts: frozenset[str]) -> None:
         special = [text.encode() for text in sorted(special_texts - {_END})] + [_END.encode()]
         self.tokens = [bytes([letter]) for letter in range(256)] + special
         self.special_token_ids = list(range(256, len(self.tokens)))

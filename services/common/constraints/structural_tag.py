@@ -39,7 +39,8 @@ def tags_to_lark(path: str, value: Any, json_options: Mapping[str, Any]) -> str:
         schema = {**tag.schema, "x-guidance": dict(json_options)}
         rest = [json.dumps(tag.begin[len(trigger) :])] if tag.begin != trigger else []
         end = [json.dumps(tag.end)] if tag.end else []
-        lines.append(f"tag_{number}: {' '.join([f'opening_{triggers.index(trigger)}', *rest, f'%json {json.dumps(schema)}', *end])}")
+        parts = [f"opening_{triggers.index(trigger)}", *rest, f"%json {json.dumps(schema)}", *end]
+        lines.append(f"tag_{number}: {' '.join(parts)}")
         free.append(f"tag_{number}")
     # A lazy lexeme ends at once where its trigger is complete, so text cannot run past one.
     opening = [f"opening_{i}[lazy]: TEXT {json.dumps(trigger)}" for i, trigger in enumerate(triggers)]

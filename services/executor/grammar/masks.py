@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Sequence_
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -9,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from llguidance import LLExecutor
-from numpy.typing import NDArray
 
-from services.executor.backends.base import Int32
+from services.common.errors import QuireError, Reason
+from services.executor.backends.base import Int32, UInt32
 from services.executor.grammar.guide import Guide
 from services.executor.sequences import Sequence
 
-UInt32 = NDArray[np.uint32]
+log = logging.getLogger("quire.executor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class MaskMaker:
     """Owns the memory of the masks and the thread that fills them. `begin` is called by the step thread."""
 
     def __init__(self, vocab_size: int, threads: int) -> None:
-        """`threads`: how many fill the masks of one step. They compete with a backend that computes on the same CPUs."""
+        """`threads`: how many fill the masks of one step; they compete with a backend that computes on the CPUs."""
         self.end_ids: frozenset[int] = frozenset()  # of the vocabulary; known once a guide is not pending
         self._words = (vocab_size + 31) // 32
         self._bits: UInt32 = np.zeros((64, self._words), np.uint32)
@@ -80,20 +81,12 @@ class MaskMaker:
         return StepMasks(bits, first_rows, self._last)
 
     def _fill(self, rows: list[GuidedRow], bits: UInt32) -> None:
-        drafted = False
-        followed = []
-        for row in rows:
-            row.guide.follow(row.output)
-            if row.guide.error is None:
-                followed.append(row)
-                drafted |= len(row.draft_ids) > 0
-        memory = (bits.ctypes.data, 4 * self._words, len(bits))
-        if drafted:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(
-                [(row.guide.matcher, row.first_row, list(row.draft_ids)) for row in followed], *memory
-            )
-        elif followed:
-            self._executor.unsafe_compute_mask_ptr([(row.guide.matcher, row.first_row) for row in followed], *memory)
+        try:
+            self._compute(rows, bits)
+        except BaseException as error:  # a panic of the library is no Exception; others of the step go on
+            log.exception("masks could not be computed", extra={"sequences": len(rows)})
+            for row in rows:
+                row.guide.fail(QuireError(Reason.INTERNAL, f"constraint: {type(error).__name__} while computing masks"))
         for row in rows:
             if row.guide.error is None:
                 row.guide.check()
@@ -102,6 +95,20 @@ class MaskMaker:
                 own[:] = 0
             elif row.guide.end_ids != self.end_ids:
                 self._exchange_ends(own, row.guide.end_ids)
+
+    def _compute(self, rows: list[GuidedRow], bits: UInt32) -> None:
+        drafted, plain = [], []
+        for row in rows:
+            row.guide.follow(row.output)
+            if row.guide.error is None and row.draft_ids:
+                drafted.append((row.guide.matcher, row.first_row, list(row.draft_ids)))
+            elif row.guide.error is None:
+                plain.append((row.guide.matcher, row.first_row))
+        memory = (bits.ctypes.data, 4 * self._words, len(bits))
+        if plain:
+            self._executor.unsafe_compute_mask_ptr(plain, *memory)
+        if drafted:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *memory)
 
     def _exchange_ends(self, rows: UInt32, wanted: frozenset[int]) -> None:
         """Where the vocabulary's end tokens are allowed, the sequence's own are instead; elsewhere none of either."""

@@ -1,8 +1,9 @@
 """Draws one token from one row of logits: the reference that every backend's sampler is held to.
 
 Order: logit_bias, the ban of end tokens below min_tokens, repetition penalty (over prompt and output), presence and
-frequency penalties (over output only), the mask of a grammar, temperature, top_k, top_p (of what top_k left), min_p, then the argmax of
-scaled logit plus Gumbel noise. top_k and top_p keep what ties with the last one kept; otherwise the lowest id wins.
+frequency penalties (over output only), the mask of a grammar, temperature, top_k, top_p (of what top_k left), min_p,
+then the argmax of scaled logit plus Gumbel noise. top_k and top_p keep what ties with the last one kept; otherwise the
+lowest id wins.
 
 Greedy is a temperature below 1e-5, top_k = 1 or top_p = 0.
 """
