@@ -367,6 +367,8 @@ class StepCore:
         sequence = self.sequences.pop(sequence_id, None)
         if sequence is not None:
             self.tables.release(sequence.table)
+            if sequence.guide is not None:
+                sequence.guide.abandon()
             if self._draft_cache is not None:
                 self._draft_cache.leave(sequence_id)
         return sequence

@@ -162,6 +162,8 @@ class Engine:
             except Exception as error:
                 if model.tiers is not None:
                     await asyncio.to_thread(model.tiers.close)
+                if model.grammars is not None:
+                    model.grammars.close()
                 if isinstance(error, QuireError):
                     raise
                 log.exception("warm-up failed", extra={"source": source})

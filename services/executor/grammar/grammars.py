@@ -55,6 +55,8 @@ class Grammars:
         return guide
 
     def _settle(self, guide: Guide, constraint: types_pb2.Constraint, output: list[int]) -> None:
+        if not guide.is_pending:
+            return
         try:
             guide.begin(self._matcher(constraint), output)
         except QuireError as error:

@@ -34,6 +34,11 @@ class Guide:
     def fail(self, error: QuireError) -> None:
         self.error = error
 
+    def abandon(self) -> None:
+        """Its sequence is gone: nothing need be compiled for it."""
+        if self.is_pending:
+            self.fail(QuireError(Reason.CANCELLED, "the sequence has gone"))
+
     @property
     def is_pending(self) -> bool:
         return self._matcher is None and self.error is None

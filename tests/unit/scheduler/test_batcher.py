@@ -258,9 +258,7 @@ def test_every_choice_carries_the_rule_of_its_output() -> None:
     harness.send(wanted)
     harness.send(submit(2, [5] * 10, 100))
     place(harness)
-    entered = {
-        state.request_id: state for plans in harness.plans for message in plans for state in message.enter
-    }
+    entered = {state.request_id: state for plans in harness.plans for message in plans for state in message.enter}
     assert entered["r1"].constraint == wanted.constraint
     assert not entered["r2"].HasField("constraint")
 

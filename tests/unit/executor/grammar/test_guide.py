@@ -268,3 +268,22 @@ def test_a_compiled_rule_is_not_compiled_again(grammars, monkeypatch):
     assert len(calls) == 1
     with pytest.raises(QuireError):
         raise settled(grammars, Constraint(regex="a[")).error or AssertionError
+
+
+def test_nothing_is_compiled_for_a_sequence_that_has_gone(grammars, monkeypatch):
+    calls, go_on = [], threading.Event()
+    real = grammars._matcher
+
+    def slow(constraint):
+        calls.append(constraint.regex)
+        assert go_on.wait(20)
+        return real(constraint)
+
+    monkeypatch.setattr(grammars, "_matcher", slow)
+    first, second = (grammars.guide(Constraint(regex=text), frozenset({EOS_ID}), []) for text in "ab")
+    second.abandon()
+    first.abandon()  # too late: it is being compiled, and nobody minds
+    go_on.set()
+    assert settled(grammars, Constraint(regex="c")).error is None
+    assert "b" not in calls
+    assert second.error is not None
