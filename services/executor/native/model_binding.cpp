@@ -131,9 +131,9 @@ not observed. As many tokens more are drawn for it, one after each draft, from t
 row, one for each token to draw from that one on, -1 for none. Another thread may fill them while the step is computed:
 they are read once the Gate `masks_filled` is open. A masked row needs a Sampler.
 
-Returns (token ids int32, -1 where logits were not finite or nothing was allowed; per token scores or None; per scored part scores). Scores
-are (log probabilities, ranks, alternatives' ids, their log probabilities). Raises ValueError, before anything is
-computed, where the inputs contradict each other or the model.)")
+Returns (token ids int32, -1 where logits were not finite or nothing was allowed; per token scores or None; per scored
+part scores). Scores are (log probabilities, ranks, alternatives' ids, their log probabilities). Raises ValueError,
+before anything is computed, where the inputs contradict each other or the model.)")
       .def("logits", &logits, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),
            nb::arg("query_starts").noconvert(), nb::arg("context_lengths").noconvert(),
            nb::arg("block_tables").noconvert(), nb::arg("rows").noconvert(),
