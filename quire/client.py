@@ -34,7 +34,8 @@ _SAMPLING = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 _STOP = frozenset(types_pb2.StopCriteria.DESCRIPTOR.fields_by_name)
 _TARGETS = frozenset({"target_first_token_ms", "target_token_gap_ms"})
 _BEAMS = frozenset({"beam_width", "length_penalty"})
-_INPUT = frozenset({"choice_count", "priority", "request_id", "keep_special_tokens", "speculation"}) | _TARGETS | _BEAMS
+_PLAIN = frozenset({"choice_count", "priority", "request_id", "keep_special_tokens", "speculation", "constraint"})
+_INPUT = _PLAIN | _TARGETS | _BEAMS
 _LOGPROBS = {"logprobs": "output_count", "prompt_logprobs": "prompt_count"}
 _ACTIONS = {
     "load": scheduler_pb2.MODEL_ACTION_LOAD,
@@ -231,7 +232,8 @@ def generation_input(prompt: Prompt, *, model: str = "", **options: Any) -> gate
 
     Options: every field of SamplingParams (temperature, top_k, top_p, min_p, seed, ...) and of StopCriteria
     (max_tokens, min_tokens, stop, stop_token_ids, ignore_eos, include_stop), choice_count, priority, request_id,
-    keep_special_tokens, speculation, target_first_token_ms, target_token_gap_ms, beam_width, length_penalty, and
+    keep_special_tokens, speculation, target_first_token_ms, target_token_gap_ms, beam_width, length_penalty,
+    constraint (a Constraint or a mapping with one of its fields: {"json_schema": "{...}"}, {"regex": "..."}, ...), and
     `logprobs` and `prompt_logprobs` (alternatives per token).
     """
     given = {name: value for name, value in options.items() if value is not None}

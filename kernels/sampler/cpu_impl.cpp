@@ -73,6 +73,31 @@ void keep_allowed(float* values, int vocab, const uint32_t* allowed) {
   }
 }
 
+// The same of those that `allowed` has a bit for; -inf where all of them are, or there are none.
+Peak find_allowed_peak(const float* values, int vocab, const uint32_t* allowed) {
+  F best = splat(-kInfinity);
+  I best_ids = iota();
+  for (int first = 0; first < vocab; first += 32) {
+    const int count = vocab - first < 32 ? vocab - first : 32;
+    const uint32_t word = count < 32 ? allowed[first / 32] & ((1u << count) - 1) : allowed[first / 32];
+    if (word == 0) continue;
+    const float* some = values + first;
+    float kept[32];
+    if (word != ~0u) {
+      memcpy(kept, some, size_t(count) * sizeof(float));
+      for (uint32_t refused = ~word; refused; refused &= refused - 1) kept[__builtin_ctz(refused)] = -kInfinity;
+      some = kept;
+    }
+    for (int i = 0; i < 32; i += kLanes) {
+      const F x = load(some + i);
+      const Mask better = greater(x, best);
+      best = select(better, x, best);
+      best_ids = select(better, add(iota(), splat_int(first + i)), best_ids);
+    }
+  }
+  return highest(best, best_ids);
+}
+
 // `value` of a token that occurs `outputs` times in the output.
 QUIRE_INLINE float penalized(float value, int outputs, const SamplingRule& rule) {
   const float repetition = float(rule.repetition_penalty);
@@ -245,6 +270,10 @@ int32_t draw(const float* logits, int vocab, const SamplingRule& rule, const His
              const uint32_t* allowed, const SamplerScratch& scratch) {
   Peak peak = find_peak(logits, vocab);
   if (!is_finite(peak.value)) return -1;
+  if (allowed && takes_argmax(rule, output_position)) {
+    peak = find_allowed_peak(logits, vocab, allowed);
+    return is_finite(peak.value) ? peak.id : -1;
+  }
   const float* values = logits;
   if (allowed || changes_logits(rule, output_position)) {
     memcpy(scratch.values, logits, size_t(vocab) * sizeof(float));

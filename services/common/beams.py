@@ -42,6 +42,10 @@ def check_beams(request: gateway_pb2.GenerationInput | scheduler_pb2.Submit, mod
         raise QuireError(
             Reason.UNSUPPORTED, "stop.stop: beam search ends by tokens only: use stop_token_ids", field="stop.stop"
         )
+    if request.HasField("constraint"):
+        raise QuireError(
+            Reason.UNSUPPORTED, "constraint: structured output is not available with beam search", field="constraint"
+        )
     if request.logprobs.HasField("prompt_count"):
         raise QuireError(
             Reason.UNSUPPORTED,

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from quire.v1 import executor_pb2, types_pb2
+from services.common.constraints.limits import check_constraint
 from services.common.errors import QuireError, Reason, invalid
 from services.common.limits import MAX_OPTIONS, check_ids, check_logprobs, check_sampling
 from services.common.speculation import MAX_DRAFT_TOKENS
@@ -104,7 +105,7 @@ def enter(state: executor_pb2.SequenceState, limits: ModelLimits) -> tuple[Seque
     if state.adapter:
         raise QuireError(Reason.UNSUPPORTED, "adapter: adapters are not supported", field="adapter")
     if state.HasField("constraint"):
-        raise QuireError(Reason.UNSUPPORTED, "constraint: structured output is not supported", field="constraint")
+        check_constraint(state.constraint)
     tokens = list(state.token_ids)
     check_ids("token_ids", tokens, limits.vocab_size)
     if not 1 <= state.prompt_length <= len(tokens):

@@ -107,7 +107,8 @@ class BlockTables:
 def choose_rows(sequences: Iterable[Sequence], tables: BlockTables, limits: StepLimits) -> tuple[list[Row], bool]:
     """Every sequence with credit, in the given order, up to the limits; and whether these left any out.
 
-    A sequence whose blocks cannot hold its next tokens waits. None computes past a change of its block table. Drafts
+    A sequence whose blocks cannot hold its next tokens waits, and before its first token so does one whose grammar is
+    being compiled. None computes past a change of its block table. Drafts
     have what room is left.
     """
     rows: list[Row] = []
@@ -119,6 +120,8 @@ def choose_rows(sequences: Iterable[Sequence], tables: BlockTables, limits: Step
         count = min(sequence.credit.token_limit, sequence.remaining, limits.tokens)
         if sequence.demotions is not None:
             count = min(count, sequence.demotions.room(sequence.computed))
+        if sequence.awaits_grammar and count == sequence.remaining:
+            continue
         if sequence.computed + count > tables.slots(sequence.table):
             if not sequence.waits_aloud:
                 sequence.waits_aloud = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
@@ -26,7 +27,9 @@ class BenchLoop:
         self._loop.backend = backend or model.backend
         self._loop.proposer = model.proposer
         self._loop.draft_backend = model.draft.backend if model.draft is not None else None
-        self._loop.core.set_model(model.limits, (), model.draft.cache if model.draft is not None else None)
+        draft_cache = model.draft.cache if model.draft is not None else None
+        self._loop.core.set_model(model.limits, (), draft_cache, model.grammars)
+        self._loop.masks = model.grammars.masks if model.grammars is not None else None
         self._epoch = self._loop.core.open(executor_pb2.RunHello(scheduler_id="bench")).epoch
 
     def take(self, plan: executor_pb2.StepPlan) -> None:
@@ -37,6 +40,11 @@ class BenchLoop:
     def turn(self) -> bool:
         """One step; False where nothing can be computed."""
         return self._loop.turn()
+
+    def settle(self) -> None:
+        """Returns once no sequence waits for its grammar."""
+        while any(sequence.awaits_grammar for sequence in self._loop.core.sequences.values()):
+            time.sleep(0.001)
 
     def check(self) -> None:
         """Raises QuireError where the stream or a sequence ended with an error."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
+from typing import Protocol
 
-from quire.v1 import executor_pb2
+from quire.v1 import executor_pb2, types_pb2
 from quire.v1.types_pb2 import FinishReason
 from services.common.errors import QuireError, Reason
 from services.executor.admission import GROUP, ModelLimits, check_blocks, check_plan, enter, group_blocks
@@ -19,6 +21,7 @@ from services.executor.backends.base import StepOutputs, TokenScores
 from services.executor.batch import BlockTables, Row, Step, StepLimits, build_step, choose_rows
 from services.executor.credit import UNBOUNDED
 from services.executor.demotions import Demotions
+from services.executor.grammar.guide import Guide
 from services.executor.inventory import Inventory
 from services.executor.operations import AFTER, BEFORE, Copies, Move, Operations, check_operation
 from services.executor.results import Ledger, Results
@@ -37,6 +40,14 @@ class Opened:
     unseen: list[Results]
 
 
+class Guides(Protocol):
+    """What compiles rules of outputs, beside the steps."""
+
+    def guide(self, constraint: types_pb2.Constraint, end_ids: frozenset[int], output: Sequence_[int]) -> Guide:
+        """A guide for a sequence with that output so far, perhaps pending. `end_ids`: the tokens that end it."""
+        ...
+
+
 class StepCore:
     """Sequences, their credit and their results. Mutable; owned by the step thread."""
 
@@ -46,6 +57,8 @@ class StepCore:
         self.tables = BlockTables(1)
         self._draft_cache: DraftCache | None = None
         self._refuses = False
+        self._guides: Guides | None = None
+        self._compiling: set[int] = set()  # sequences whose grammar is
         self.sequences: dict[int, Sequence] = {}
         self.inventory = Inventory()
         self.operations = Operations()
@@ -60,9 +73,11 @@ class StepCore:
         model: ModelLimits | None,
         found: Iterable[tuple[int, bytes]] = (),
         draft_cache: DraftCache | None = None,
+        guides: Guides | None = None,
     ) -> None:
         """Begins anew with a model, or without one: no sequences, no known blocks but those `found` in lower tiers."""
         self._drop_sequences()
+        self._guides = guides
         self._draft_cache = draft_cache
         if draft_cache is not None:
             draft_cache.clear()
@@ -173,11 +188,18 @@ class StepCore:
 
     def choose(self) -> list[Row]:
         """What the next step computes: none where no sequence can. Drafts may be put into the rows that have room."""
+        self._end_unguided()
         rows, crowded = choose_rows(self.sequences.values(), self.tables, self._limits)
         if crowded:  # the others go first next time, or steady decodes could keep a large chunk out for ever
             for row in rows:
                 self.sequences[row.sequence.sequence_id] = self.sequences.pop(row.sequence.sequence_id)
         return rows
+
+    def cut_drafts(self, rows: list[Row]) -> None:
+        """Drops drafts that the grammars of their sequences refuse, and what follows them."""
+        for row in rows:
+            if row.draft_ids and row.sequence.guide is not None:
+                row.draft_ids = row.draft_ids[: row.sequence.guide.cut(row.sequence.output, row.draft_ids)]
 
     def build(self, rows: list[Row]) -> Step:
         """The inputs of a step over these rows."""
@@ -202,7 +224,7 @@ class StepCore:
                 continue
             reason = sequence.take(drawn)
             if reason is None:
-                self._fail(sequence, QuireError(Reason.NOT_FINITE, "the model's logits are not finite"))
+                self._end_undrawn(sequence)
             elif reason != UNSPECIFIED:
                 reasons[sequence.sequence_id] = reason
         for row in step.rows:
@@ -291,14 +313,45 @@ class StepCore:
             if self._model is None:
                 raise QuireError(Reason.NO_EXECUTOR, "no model is loaded")
             sequence, block_ids, draft_ids = enter(state, self._model)
+            if state.HasField("constraint"):
+                sequence.guide = self._guide(state.constraint, sequence)
         except QuireError as error:
             self.ledger.refused(state.sequence_id, error)
             return
+        if sequence.guide is not None:
+            self._compiling.add(state.sequence_id)
         sequence.table = self.tables.add(block_ids)
         self.inventory.overwrite(self.tables.ahead(sequence.table, sequence.computed))
         if self._draft_cache is not None:
             self._draft_cache.enter(state.sequence_id, draft_ids, state.computed_length)
         self.sequences[state.sequence_id] = sequence
+
+    def _guide(self, constraint: types_pb2.Constraint, sequence: Sequence) -> Guide:
+        if self._guides is None or self._model is None:
+            raise QuireError(Reason.UNSUPPORTED, "constraint: is not supported here", field="constraint")
+        end_ids = frozenset(token for token in sequence.ending.end_ids if token < self._model.vocab_size)
+        return self._guides.guide(constraint, end_ids, sequence.output)
+
+    def _end_unguided(self) -> None:
+        """Ends the sequences whose grammar could not be compiled."""
+        for sequence_id in list(self._compiling):
+            sequence = self.sequences.get(sequence_id)
+            if sequence is None or not sequence.awaits_grammar:
+                self._compiling.discard(sequence_id)
+            if sequence is not None and sequence.guide is not None and sequence.guide.error is not None:
+                self._fail(sequence, sequence.guide.error)
+
+    def _end_undrawn(self, sequence: Sequence) -> None:
+        """Ends a sequence that no token could be drawn for.
+
+        A grammar that lets nothing follow ends its sequence also where no end token may be drawn.
+        """
+        if sequence.guide is not None and sequence.guide.has_ended(sequence.output):
+            self._remove(sequence.sequence_id)
+            self.ledger.ended(sequence, STOP, None, None)
+            return
+        error = sequence.guide.error if sequence.guide is not None else None
+        self._fail(sequence, error or QuireError(Reason.NOT_FINITE, "the model's logits are not finite"))
 
     def _take_prompt_scores(self, sequence: Sequence, start: int, scores: TokenScores) -> None:
         if not all(map(math.isfinite, scores.chosen)):
@@ -316,6 +369,8 @@ class StepCore:
         sequence = self.sequences.pop(sequence_id, None)
         if sequence is not None:
             self.tables.release(sequence.table)
+            if sequence.guide is not None:
+                sequence.guide.abandon()
             if self._draft_cache is not None:
                 self._draft_cache.leave(sequence_id)
         return sequence

@@ -77,6 +77,8 @@ class Engine:
         await asyncio.to_thread(self.worker.stop, STOP_SECONDS)
         if self.model is not None and self.model.tiers is not None:
             await asyncio.to_thread(self.model.tiers.close)
+        if self.model is not None and self.model.grammars is not None:
+            self.model.grammars.close()
         self.model = None
         if not self.worker.alive:
             self.worker.steps.backend = None
@@ -146,16 +148,22 @@ class Engine:
                 steps.backend, steps.tiers, steps.proposer = model.backend, model.tiers, model.proposer
                 found = model.tiers.found() if model.tiers is not None else ()
                 steps.draft_backend = model.draft.backend if model.draft is not None else None
-                steps.core.set_model(model.limits, found, model.draft.cache if model.draft is not None else None)
+                draft_cache = model.draft.cache if model.draft is not None else None
+                steps.core.set_model(model.limits, found, draft_cache, model.grammars)
+                steps.masks = model.grammars.masks if model.grammars is not None else None
                 return describe_loaded(self.executor_id, self._limits, model, measured, kv_place(model.backend.device))
 
             if model.tiers is not None:
                 model.tiers.start(self._metrics.tiers, self.worker.move_ended, self.worker.move_made)
+            if model.grammars is not None:
+                model.grammars.start(self.worker.wake)
             try:
                 description = await self.worker.call(install)
             except Exception as error:
                 if model.tiers is not None:
                     await asyncio.to_thread(model.tiers.close)
+                if model.grammars is not None:
+                    model.grammars.close()
                 if isinstance(error, QuireError):
                     raise
                 log.exception("warm-up failed", extra={"source": source})
@@ -176,7 +184,7 @@ class Engine:
                 steps.tiers = None
 
             def remove(steps: StepLoop) -> None:
-                steps.backend = steps.draft_backend = steps.proposer = None
+                steps.backend = steps.draft_backend = steps.proposer = steps.masks = None
                 steps.core.set_model(None)
 
             await self._on_ready(False)
@@ -184,6 +192,8 @@ class Engine:
                 await self.worker.call(part)
                 await asyncio.to_thread(self.model.tiers.close)  # now nothing moves into or out of the model's KV
             await self.worker.call(remove)
+            if self.model.grammars is not None:
+                self.model.grammars.close()
             self.model = None
             self._metrics.blocks_allocated(0)
             await self._change(describe_empty(self.executor_id, self._limits))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +18,10 @@ from services.common.sizes import format_size, parse_size
 from services.executor.admission import ModelLimits
 from services.executor.backends.base import Backend, KvShape
 from services.executor.capacity import KvDemand, kv_shape, served_context
+from services.executor.grammar.grammars import Grammars
+from services.executor.grammar.vocabulary import Vocabulary
 from services.executor.memory import measure
+from services.executor.models.spec import ModelSpec
 from services.executor.sampling_defaults import read_sampling
 from services.executor.settings import ExecutorSettings
 from services.executor.speculation.draft import DraftProposer
@@ -30,6 +34,7 @@ from services.executor.tiers.lower_tiers import LowerTiers, open_tiers
 from services.executor.tiers.pools import NO_POOLS, PoolMap, device_pools
 
 log = logging.getLogger("quire.executor")
+MOST_MASK_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class LoadedModel:
     default_sampling: types_pb2.SamplingParams | None = None  # what the publisher says
     proposer: Proposer | None = None
     draft: DraftModel | None = None
+    grammars: Grammars | None = None
 
     @property
     def limits(self) -> ModelLimits:
@@ -141,6 +147,14 @@ def _load(settings: ExecutorSettings, name: str, source: str) -> LoadedModel:
         parameter_count=sum(math.prod(part) for part in expected_shapes(loaded.backend.spec).values()),
         loaded_at=int(time.time()),
         default_sampling=read_sampling(path),
+        grammars=_grammars(loaded.backend.spec, bundle),
+    )
+
+
+def _grammars(spec: ModelSpec, bundle: bytes) -> Grammars:
+    threads = min(MOST_MASK_THREADS, max(1, len(os.sched_getaffinity(0)) // 4))
+    return Grammars(
+        lambda: Vocabulary.from_bundle(bundle, spec.vocab_size, spec.eos_token_ids), spec.vocab_size, threads
     )
 
 

@@ -10,6 +10,7 @@ from quire.v1.types_pb2 import FinishReason
 from services.executor.backends.base import Sampled, SampleRow, SamplingRule, TokenScores
 from services.executor.credit import Credit
 from services.executor.demotions import Demotions
+from services.executor.grammar.guide import Guide
 
 UNSPECIFIED, STOP = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINISH_REASON_STOP
 LENGTH, ERROR = FinishReason.FINISH_REASON_LENGTH, FinishReason.FINISH_REASON_ERROR
@@ -53,6 +54,7 @@ class Sequence:
         "demotions",
         "drafting",
         "ending",
+        "guide",
         "output",
         "sample_row",
         "sequence_id",
@@ -71,11 +73,13 @@ class Sequence:
         computed: int,
         rule: SamplingRule,
         ending: Ending,
+        guide: Guide | None = None,
     ) -> None:
         self.sequence_id = sequence_id
         self.tokens = array("i", token_ids)  # prompt and output
         self.computed = computed  # tokens with KV
         self.ending = ending
+        self.guide = guide  # where its output must obey a rule
         self.credit = Credit()
         self.table = -1  # its row in the block tables
         self.demotions: Demotions | None = None  # None where none lies ahead
@@ -98,6 +102,11 @@ class Sequence:
     def remaining(self) -> int:
         """Known tokens without KV: at least 1 while it runs."""
         return len(self.tokens) - self.computed
+
+    @property
+    def awaits_grammar(self) -> bool:
+        """Whether nothing can be drawn yet."""
+        return self.guide is not None and self.guide.is_pending
 
     @property
     def most_drafts(self) -> int:

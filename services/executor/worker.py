@@ -24,6 +24,7 @@ from services.common.errors import QuireError, Reason
 from services.executor.backends.base import Backend
 from services.executor.batch import Row
 from services.executor.core import Opened, StepCore
+from services.executor.grammar.masks import MaskMaker
 from services.executor.metrics import ExecutorMetrics
 from services.executor.operations import Copies, Move
 from services.executor.results import Results, StepTaken
@@ -79,6 +80,7 @@ class StepLoop:
         self.proposer: Proposer | None = None
         self.draft_backend: Backend | None = None  # the draft model's
         self.tiers: Tiers | None = None
+        self.masks: MaskMaker | None = None
         self.computing_since: float | None = None  # monotonic seconds; read by the watchdog
         self._emit = emit
         self._metrics = metrics
@@ -100,7 +102,10 @@ class StepLoop:
         self.computing_since = time.monotonic()
         catch_up_seconds, draft_seconds = self._draft(rows)
         drafting = catch_up_seconds + draft_seconds
+        self.core.cut_drafts(rows)
         step = self.core.build(rows)
+        if self.masks is not None:
+            step.inputs.masks = self.masks.begin(step.sampling)
         compute_from = time.perf_counter()
         try:
             outputs = self.backend.step(step.inputs)
@@ -237,6 +242,10 @@ class Worker:
                 self._emit(Fault(epoch, error))
 
         self._commands.put(take)
+
+    def wake(self) -> None:
+        """Has the step thread look again for what it can compute. For any thread."""
+        self._commands.put(lambda: None)
 
     def tell(self, function: Callable[[StepLoop], None]) -> None:
         """As `call`, but does not wait for it."""

@@ -27,6 +27,7 @@ from services.gateway.models import ModelCatalogue
 from services.gateway.quota.quota import Quota
 from services.gateway.quota.usage import KEPT_DAYS, Row, today
 from services.gateway.requests import RequestTable
+from services.gateway.rules import RuleChecker
 from services.gateway.scheduler_link import SchedulerLink
 from services.gateway.settings import GatewaySettings
 from services.gateway.watch import Watch
@@ -47,6 +48,7 @@ class Engine:
         self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
         self._encoder = Encoder(settings.encode_threads)
         self._catalogue = ModelCatalogue(self._scheduler, self._encoder)
+        self._rules = RuleChecker()
         self._table = RequestTable()
         self._link = SchedulerLink(
             self._scheduler,
@@ -209,6 +211,7 @@ class Engine:
             request.fail(QuireError(Reason.DRAINING, "the gateway stopped"))
         await self._catalogue.stop()
         self._encoder.stop()
+        self._rules.stop()
         await self._quota.stop()
         await self._channel.close()
 
@@ -235,6 +238,8 @@ class Engine:
         grant = None
         try:
             loaded = await self._catalogue.tokenizer(model)
+            if request.HasField("constraint"):
+                await self._rules.check(request.constraint, loaded.special_texts)
             prompt_ids = await opening.encode_prompt(request, model, loaded.tokenizer, self._encoder)
             submit = opening.make_submit(request, caller, model, prompt_ids)
             submit.handle, submit.request_id = handle, request_id

@@ -55,6 +55,7 @@ def make_submit(
         sampling=request.sampling,
         stop=request.stop,
         logprobs=request.logprobs,
+        constraint=request.constraint if request.HasField("constraint") else None,
         choice_count=request.choice_count or 1,
         priority=request.priority,
         tenant=caller.tenant,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.v1 import scheduler_pb2
+from services.common.constraints.limits import weight
 from services.common.limits import MESSAGE_TOKENS
 from services.gateway.requests import OpenRequest
 
@@ -42,6 +43,7 @@ class Outbox:
             handle = next(iter(self._submits))
             submit = self._submits.pop(handle).to_submit(now)
             tokens += len(submit.prompt_token_ids) + sum(len(p.token_ids) for p in submit.progress)
+            tokens += weight(submit.constraint)
             message.submits.append(submit)
         if not self._submits:  # what follows may speak of a request that has not left yet
             message.stops.extend(self._stops)

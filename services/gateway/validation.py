@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from quire.v1 import gateway_pb2, types_pb2
 from services.common.beams import check_beams
+from services.common.constraints.limits import check_constraint
 from services.common.errors import QuireError, Reason, invalid
 from services.common.limits import (
     MAX_CHOICES,
@@ -37,6 +38,8 @@ def validate(request: gateway_pb2.GenerationInput, model: types_pb2.ModelDescrip
     check_sampling(request.sampling, model.vocab_size)
     _check_stop(request.stop, model.vocab_size)
     check_logprobs(request.logprobs)
+    if request.HasField("constraint"):
+        check_constraint(request.constraint)
     check_beams(request, model)
     most_drafts(request)
     check_integer("choice_count", request.choice_count, 0, MAX_CHOICES)
@@ -111,13 +114,8 @@ def check_messages(messages: Sequence[gateway_pb2.ChatMessage], max_prompt_bytes
 
 
 def _check_unsupported(request: gateway_pb2.GenerationInput) -> None:
-    refused = {
-        "adapter": bool(request.adapter),
-        "constraint": request.HasField("constraint"),
-    }
-    for name, is_set in refused.items():
-        if is_set:
-            raise QuireError(Reason.UNSUPPORTED, f"{name}: is not supported", field=name)
+    if request.adapter:
+        raise QuireError(Reason.UNSUPPORTED, "adapter: is not supported", field="adapter")
 
 
 def _check_prompt(

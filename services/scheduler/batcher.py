@@ -6,6 +6,7 @@ from collections.abc import Collection
 from itertools import chain
 
 from quire.v1 import executor_pb2, types_pb2
+from services.common.constraints.limits import weight
 from services.common.limits import MESSAGE_TOKENS
 from services.scheduler.lifecycle import UNSENT
 from services.scheduler.reserve import want_blocks, want_for_drafts
@@ -71,7 +72,7 @@ def is_due(executor: Executor) -> bool:
 def _enter(state: State, executor: Executor, message: executor_pb2.StepPlan) -> None:
     tokens = 0
     for stay, sequence in list(executor.entering.items()):
-        tokens += len(sequence.token_ids)
+        tokens += len(sequence.token_ids) + weight(sequence.request.constraint)
         if tokens > MESSAGE_TOKENS and message.enter:
             state.touched[executor] = None  # the others enter with the next plan
             break
@@ -98,6 +99,7 @@ def _full_state(sequence: Sequence, stay: Stay) -> executor_pb2.SequenceState:
         sampling=request.sampling,
         stop=request.stop,
         logprobs=logprobs,
+        constraint=request.constraint,
         traceparent=request.traceparent,
     )
 

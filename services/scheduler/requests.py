@@ -118,6 +118,7 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         sampling=submit.sampling,
         stop=submit.stop,
         logprobs=submit.logprobs,
+        constraint=submit.constraint if submit.HasField("constraint") else None,
         traceparent=submit.traceparent,
         prompt_length=len(submit.prompt_token_ids),
         arrival=next(state.arrivals),

@@ -52,6 +52,7 @@ class Request:
     sampling: types_pb2.SamplingParams
     stop: types_pb2.StopCriteria
     logprobs: types_pb2.LogprobOptions
+    constraint: types_pb2.Constraint | None  # what the output must obey
     traceparent: str
     prompt_length: int
     arrival: int  # counts requests

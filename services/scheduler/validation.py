@@ -6,6 +6,7 @@ import math
 
 from quire.v1 import scheduler_pb2, types_pb2
 from services.common.beams import check_beams
+from services.common.constraints.limits import check_constraint
 from services.common.errors import QuireError, Reason, invalid
 from services.common.limits import MAX_CHOICES, MAX_PRIORITY, MAX_TARGET_MS, check_ids, check_integer
 from services.common.speculation import most_drafts
@@ -47,13 +48,10 @@ def check_submit(submit: scheduler_pb2.Submit, model: types_pb2.ModelDescription
 
 
 def _check_unsupported(submit: scheduler_pb2.Submit) -> None:
-    unsupported = {
-        "adapter": submit.adapter != "",
-        "constraint": submit.HasField("constraint"),
-    }
-    for field, is_set in unsupported.items():
-        if is_set:
-            raise QuireError(Reason.UNSUPPORTED, f"{field}: not supported", field=field)
+    if submit.adapter:
+        raise QuireError(Reason.UNSUPPORTED, "adapter: not supported", field="adapter")
+    if submit.HasField("constraint"):
+        check_constraint(submit.constraint)
 
 
 def _check_progress(submit: scheduler_pb2.Submit, model: types_pb2.ModelDescription) -> None:

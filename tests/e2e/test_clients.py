@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from openai import BadRequestError, NotFoundError, OpenAI
+from pydantic import BaseModel
 
 from tests.e2e.stack import Stack
 from tests.fixtures.models import make_rand_model, make_script_model
@@ -148,3 +150,27 @@ def test_model_names_are_files_only_for_the_executor(tmp_path: Path) -> None:
     stack = Stack(tmp_path / "absent")
     with pytest.raises(AssertionError, match=r"absent"), stack:
         pass
+
+
+class Verdict(BaseModel):
+    is_good: bool
+    score: Literal["low", "high"]
+
+
+def test_openai_parses_an_answer_of_a_schema(random_stack: Stack) -> None:
+    """What a random model says, too."""
+    chats = client(random_stack).chat.completions
+    messages: Any = [{"role": "user", "content": "Judge."}]
+    parsed = chats.parse(model="tiny", messages=messages, response_format=Verdict, max_tokens=200, n=2, seed=1)
+    assert all(isinstance(choice.message.parsed, Verdict) for choice in parsed.choices)
+    assert {choice.finish_reason for choice in parsed.choices} == {"stop"}
+    stream = chats.create(
+        model="tiny",
+        messages=messages,
+        stream=True,
+        extra_body={"structured_outputs": {"choice": ["yes", "no"]}},
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) in ("yes", "no")
+    with pytest.raises(BadRequestError) as caught:
+        chats.create(model="tiny", messages=messages, extra_body={"guided_regex": "[a"}, stream=True)
+    assert caught.value.param == "guided_regex"

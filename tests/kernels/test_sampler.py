@@ -268,9 +268,10 @@ def test_only_allowed_tokens_are_drawn(rule, share, vocab, instruction_set):
         assert token == expected(logits, replace(row, rule=replace(row.rule, logit_bias=refused)))
 
 
-def test_masks_of_nothing_and_of_more_than_the_vocabulary(instruction_set):
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_masks_of_nothing_and_of_more_than_the_vocabulary(temperature, instruction_set):
     logits = np.random.default_rng(3).normal(size=33).astype(np.float32)
-    row = row_of(seed=5)
+    row = row_of(seed=5, temperature=temperature)
     assert drawn(logits, row, instruction_set, np.zeros(2, np.uint32)) == -1
     assert drawn(logits, row, instruction_set, np.array([0, 2**32 - 2], np.uint32)) == -1  # only ids from 33 on
     all_of_them = np.full(2, 2**32 - 1, np.uint32)

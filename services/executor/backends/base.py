@@ -7,7 +7,7 @@ backend runs without it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from services.executor.models.spec import ModelSpec
 
 Int32 = NDArray[np.int32]
+UInt32 = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class SampleRow:
     prepared: object = None  # what the backend keeps with the sequence; nobody else touches it
     draft_ids: Sequence[int] = ()  # of this step
     first_place: int = 0
+    allowed: UInt32 | None = None  # of a row without drafts: a bit per token [ceil(V / 32)], as in TokenMasks
 
     @property
     def count(self) -> int:
@@ -78,6 +80,21 @@ class TokenScores:
     top_logprobs: list[list[float]]
 
 
+class TokenMasks(Protocol):
+    """Which tokens may be drawn in a step; filled by another thread while the model computes."""
+
+    bits: UInt32  # [M, ceil(V / 32)] a bit per token, the first in the lowest one; 1 allows it
+    first_rows: Int32  # [samples] of bits: of each sample's first place, later ones follow; -1 where all are allowed
+
+    def wait(self) -> None:
+        """Returns once bits are filled. Raises where they could not be."""
+        ...
+
+    def when_filled(self, told: Callable[[], None]) -> None:
+        """Calls `told` once bits are filled, or could not be: at once, or from another thread."""
+        ...
+
+
 @dataclass(slots=True)
 class StepInputs:
     """One step: S sequences with T tokens in all, sequence after sequence."""
@@ -90,6 +107,7 @@ class StepInputs:
     samples: list[SampleRow]  # at most one per sequence
     prompt_scores: list[PromptScoreRows] = field(default_factory=list)
     layers: int = 0  # the head follows the first so many layers, 0 for all: later ones get no KV then
+    masks: TokenMasks | None = None  # of samples; None allows all tokens
 
 
 @dataclass(slots=True)

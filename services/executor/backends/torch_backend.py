@@ -126,9 +126,12 @@ class TorchBackend:
             hidden = self._model.hidden(self._batch(inputs), self._allocated().layers, inputs.layers)
             sampled = []
             if inputs.samples:
-                singles = single_rows(inputs.samples)
+                singles = single_rows(inputs.samples, inputs.masks)
                 rows = torch.tensor([row.row for row in singles], device=self._device)
-                sampled = sample(self._model.logits(hidden.index_select(0, rows)), singles)
+                logits = self._model.logits(hidden.index_select(0, rows))
+                if inputs.masks is not None:
+                    inputs.masks.wait()
+                sampled = sample(logits, singles)
             return StepOutputs(sampled, [self._score(hidden, wanted) for wanted in inputs.prompt_scores])
 
     def logits(self, inputs: StepInputs, rows: Sequence[int]) -> NDArray[np.float32]:

@@ -53,6 +53,9 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>> kv_blocks(BoundModel& self, const s
 }  // namespace
 
 void bind_model(nb::module_& module) {
+  nb::class_<Gate>(module, "Gate", "Shut until it is opened, once; a step may wait for it.")
+      .def(nb::init<>())
+      .def("open", &Gate::open, "Lets through who waits, and who comes later. For any thread.");
   nb::class_<BoundModel>(module, "Model", "A program with its weights, keys and values. Not thread-safe.")
       .def(
           "__init__",
@@ -99,17 +102,21 @@ void bind_model(nb::module_& module) {
           [](BoundModel& self, Int32s token_ids, Int32s positions, Int32s query_starts, Int32s context_lengths,
              Int32Table block_tables, Int32s rows, nb::list samplers, Int32s output_positions, nb::list scored,
              const std::optional<ByteTable>& block_formats, const std::optional<Int32s>& drafts,
-             const std::optional<Int32s>& draft_counts, const std::optional<Int32s>& first_places, int layers) {
+             const std::optional<Int32s>& draft_counts, const std::optional<Int32s>& first_places,
+             const std::optional<MaskTable>& masks, const std::optional<Int32s>& mask_rows, const Gate* masks_filled,
+             int layers) {
             return self.step(
                 make_inputs(token_ids, positions, query_starts, context_lengths, block_tables, block_formats), rows,
-                samplers, output_positions, scored, {drafts, draft_counts, first_places}, layers);
+                samplers, output_positions, scored, {drafts, draft_counts, first_places},
+                {masks, mask_rows, masks_filled}, layers);
           },
           nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("query_starts").noconvert(),
           nb::arg("context_lengths").noconvert(), nb::arg("block_tables").noconvert(), nb::arg("rows").noconvert(),
           nb::arg("samplers"), nb::arg("output_positions").noconvert(), nb::arg("scored"),
           nb::arg("block_formats").noconvert() = nb::none(), nb::arg("drafts").noconvert() = nb::none(),
           nb::arg("draft_counts").noconvert() = nb::none(), nb::arg("first_places").noconvert() = nb::none(),
-          nb::arg("layers") = 0,
+          nb::arg("masks").noconvert() = nb::none(), nb::arg("mask_rows").noconvert() = nb::none(),
+          nb::arg("masks_filled") = nb::none(), nb::arg("layers") = 0,
           R"(Computes a step and samples after flattened rows `rows` [R].
 
 `samplers` [R] holds a Sampler, or None for the argmax; `scored` holds (first row, targets int32 [n], alternatives).
@@ -120,9 +127,13 @@ None means the hot one. Blocks that the step writes are hot.
 not observed. As many tokens more are drawn for it, one after each draft, from the rows that follow; those before its
 `first_places` [R] are left out, with their rows. `layers`: the head follows the first so many layers, 0 for all.
 
-Returns (token ids int32, -1 where logits were not finite; per token scores or None; per scored part scores). Scores
-are (log probabilities, ranks, alternatives' ids, their log probabilities). Raises ValueError, before anything is
-computed, where the inputs contradict each other or the model.)")
+`masks` uint32 [M, ceil(V / 32)] holds a bit per token; `mask_rows` int32 [R] says which of them hold for each sampled
+row, one for each token to draw from that one on, -1 for none. Another thread may fill them while the step is computed:
+they are read once the Gate `masks_filled` is open. A masked row needs a Sampler.
+
+Returns (token ids int32, -1 where logits were not finite or nothing was allowed; per token scores or None; per scored
+part scores). Scores are (log probabilities, ranks, alternatives' ids, their log probabilities). Raises ValueError,
+before anything is computed, where the inputs contradict each other or the model.)")
       .def("logits", &logits, nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(),
            nb::arg("query_starts").noconvert(), nb::arg("context_lengths").noconvert(),
            nb::arg("block_tables").noconvert(), nb::arg("rows").noconvert(),

@@ -55,7 +55,16 @@ int BoundModel::want_scores(int count) {
 }
 
 void BoundModel::collect_samples(const Int32s& rows, const nb::list& samplers, const Int32s& output_positions,
-                                 const Drafts& drafts) {
+                                 const Drafts& drafts, const Masks& masks) {
+  masks_filled_ = masks.filled;
+  if (masks.bits) {
+    if (!masks.first_rows || masks.first_rows->size() != rows.size() || !masks.filled) {
+      throw std::invalid_argument("masks go with mask_rows of the length of rows and with masks_filled");
+    }
+    if (masks.bits->shape(1) != (size_t(model_.shape().vocab_size) + 31) / 32) {
+      throw std::invalid_argument("masks must have a bit per token");
+    }
+  }
   if (samplers.size() != rows.size() || output_positions.size() != rows.size()) {
     throw std::invalid_argument("rows, samplers and output_positions differ in length");
   }
@@ -86,7 +95,17 @@ void BoundModel::collect_samples(const Int32s& rows, const nb::list& samplers, c
     if (first < 0 || first > count || count > kMostDrafts || size_t(count) > left.size()) {
       throw std::invalid_argument("draft_counts and first_places do not fit the drafts");
     }
+    const int first_mask = masks.bits ? masks.first_rows->data()[i] : -1;
+    if (first_mask >= 0) {
+      if (!task.sampler) throw std::invalid_argument("a masked row needs a sampler");
+      if (size_t(first_mask) + size_t(count - first) >= masks.bits->shape(0)) {
+        throw std::invalid_argument("mask_rows do not fit the masks");
+      }
+    }
     for (int place = first; place <= count; place++) {
+      if (first_mask >= 0) {
+        task.allowed = masks.bits->data() + (size_t(first_mask) + size_t(place - first)) * masks.bits->shape(1);
+      }
       task.output_position = uint32_t(output_positions.data()[i]) + uint32_t(place);
       task.drafts = left.first(size_t(place));
       if (task.sampler && task.sampler->logprob_count() >= 0) task.scores = want_scores(task.sampler->logprob_count());
@@ -130,8 +149,9 @@ void BoundModel::finish(Task& task, const float* logits, int32_t argmax, int thr
     History history = task.sampler->history();
     history.drafts = task.drafts.data();
     history.draft_count = int(task.drafts.size());
-    task.token =
-        model_.kernels().draw(logits, vocab, task.sampler->rule(), history, task.output_position, nullptr, scratch);
+    if (task.allowed) masks_filled_->wait();
+    task.token = model_.kernels().draw(logits, vocab, task.sampler->rule(), history, task.output_position, task.allowed,
+                                       scratch);
   } else {
     task.token = task.target >= 0 ? task.target : argmax;
   }
@@ -161,14 +181,15 @@ nb::object BoundModel::to_python(size_t first, size_t count) const {
 }
 
 nb::tuple BoundModel::step(const StepInputs& inputs, const Int32s& rows, const nb::list& samplers,
-                           const Int32s& output_positions, const nb::list& scored, const Drafts& drafts, int layers) {
+                           const Int32s& output_positions, const nb::list& scored, const Drafts& drafts,
+                           const Masks& masks, int layers) {
   wanted_.clear();
   tasks_.clear();
   scored_counts_.clear();
   scores_.clear();
   top_ids_.clear();
   top_logprobs_.clear();
-  collect_samples(rows, samplers, output_positions, drafts);
+  collect_samples(rows, samplers, output_positions, drafts, masks);
   const size_t sampled = tasks_.size();
   collect_scored(scored, inputs.tokens());
   {

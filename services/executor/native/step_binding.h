@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "services/executor/native/bindings.h"
+#include "services/executor/native/gate.h"
 #include "services/executor/native/memory.h"
 #include "services/executor/native/model.h"
 #include "services/executor/native/program_binding.h"
@@ -29,6 +30,15 @@ struct Drafts {
   std::optional<Int32s> first_places;  // [R]
 };
 
+using MaskTable = HostArray<const uint32_t, nanobind::ndim<2>>;
+
+// Which tokens may be drawn. Absent: all of them.
+struct Masks {
+  std::optional<MaskTable> bits;     // [M, (vocabulary + 31) / 32]
+  std::optional<Int32s> first_rows;  // [R] of bits, of each sampled row's first token; -1 allows all
+  const Gate* filled = nullptr;      // bits are read once it is open
+};
+
 // A model with the weights that it reads and what sampling needs.
 class BoundModel {
  public:
@@ -39,7 +49,8 @@ class BoundModel {
 
   // See the docstring of Model.step.
   nanobind::tuple step(const StepInputs& inputs, const Int32s& rows, const nanobind::list& samplers,
-                       const Int32s& output_positions, const nanobind::list& scored, const Drafts& drafts, int layers);
+                       const Int32s& output_positions, const nanobind::list& scored, const Drafts& drafts,
+                       const Masks& masks, int layers);
 
  private:
   // One row's scores; alternatives lie in top_ids_ and top_logprobs_.
@@ -52,14 +63,15 @@ class BoundModel {
   struct Task {
     const Sampler* sampler = nullptr;  // null: the argmax, or `target` is scored
     uint32_t output_position = 0;
-    std::span<const int32_t> drafts;  // output that the sampler has not observed
+    std::span<const int32_t> drafts;    // output that the sampler has not observed
+    const uint32_t* allowed = nullptr;  // a bit per token; null allows all
     int32_t target = -1;
     int scores = -1;  // index into scores_, where scores are wanted
     int32_t token = -1;
   };
 
   void collect_samples(const Int32s& rows, const nanobind::list& samplers, const Int32s& output_positions,
-                       const Drafts& drafts);
+                       const Drafts& drafts, const Masks& masks);
   void collect_scored(const nanobind::list& scored, int tokens);
   int want_scores(int count);
   void finish(Task& task, const float* logits, int32_t argmax, int thread);
@@ -67,7 +79,8 @@ class BoundModel {
 
   Bytes weights_;
   Model model_;
-  std::vector<Memory> scratch_;  // of the sampler, per thread
+  const Gate* masks_filled_ = nullptr;  // of the step under way
+  std::vector<Memory> scratch_;         // of the sampler, per thread
   std::vector<WantedRow> wanted_;
   std::vector<Task> tasks_;
   std::vector<Scores> scores_;

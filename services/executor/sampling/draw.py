@@ -1,8 +1,9 @@
 """Draws one token from one row of logits: the reference that every backend's sampler is held to.
 
 Order: logit_bias, the ban of end tokens below min_tokens, repetition penalty (over prompt and output), presence and
-frequency penalties (over output only), temperature, top_k, top_p (of what top_k left), min_p, then the argmax of
-scaled logit plus Gumbel noise. top_k and top_p keep what ties with the last one kept; otherwise the lowest id wins.
+frequency penalties (over output only), the mask of a grammar, temperature, top_k, top_p (of what top_k left), min_p,
+then the argmax of scaled logit plus Gumbel noise. top_k and top_p keep what ties with the last one kept; otherwise the
+lowest id wins.
 
 Greedy is a temperature below 1e-5, top_k = 1 or top_p = 0.
 """
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.executor.backends.base import SampleRow, SamplingRule
+from services.executor.backends.base import SampleRow, SamplingRule, TokenMasks
 from services.executor.sampling import philox
 
 Float32 = NDArray[np.float32]
@@ -30,7 +31,7 @@ def is_greedy(rule: SamplingRule) -> bool:
 def takes_argmax(row: SampleRow) -> bool:
     """Whether the row's token is simply the argmax of the model's logits."""
     rule = row.rule
-    return is_greedy(rule) and not (rule.logit_bias or _penalizes(rule) or _bans(row))
+    return row.allowed is None and is_greedy(rule) and not (rule.logit_bias or _penalizes(rule) or _bans(row))
 
 
 def draw(logits: Sequence[Float32], rows: Sequence[SampleRow]) -> list[int]:
@@ -62,23 +63,27 @@ def draw(logits: Sequence[Float32], rows: Sequence[SampleRow]) -> list[int]:
     return drawn
 
 
-def single_rows(rows: Iterable[SampleRow]) -> list[SampleRow]:
-    """A row for each token to draw, with the drafts before it as output."""
+def single_rows(rows: Iterable[SampleRow], masks: TokenMasks | None = None) -> list[SampleRow]:
+    """A row for each token to draw, with the drafts before it as output, and with its mask, which may not be filled."""
     singles = []
-    for row in rows:
-        if not row.draft_ids:
+    for number, row in enumerate(rows):
+        first_mask = -1 if masks is None else int(masks.first_rows[number])
+        if not row.draft_ids and first_mask < 0:
             singles.append(row)
             continue
         for at in range(row.count):
             output_ids = [*row.output_ids, *row.draft_ids[: row.first_place + at]]
-            singles.append(SampleRow(row.row + at, row.rule, row.prompt_ids, output_ids))
+            single = SampleRow(row.row + at, row.rule, row.prompt_ids, output_ids)
+            if masks is not None and first_mask >= 0:
+                single.allowed = masks.bits[first_mask + at]
+            singles.append(single)
     return singles
 
 
 def apply_rules(logits: Float32, row: SampleRow) -> Float32:
-    """The logits [V] after bias, ban and penalties: a copy where anything changes."""
+    """The logits [V] after bias, ban, penalties and mask: a copy where anything changes."""
     rule = row.rule
-    if not (rule.logit_bias or _penalizes(rule) or _bans(row)):
+    if not (rule.logit_bias or _penalizes(rule) or _bans(row) or row.allowed is not None):
         return logits
     changed = logits.copy()
     if rule.logit_bias:
@@ -92,6 +97,9 @@ def apply_rules(logits: Float32, row: SampleRow) -> Float32:
             values, penalty = changed[seen], np.float32(rule.repetition_penalty)
             changed[seen] = np.where(values > 0, values / penalty, values * penalty)
         changed[output] -= (rule.frequency_penalty * counts + rule.presence_penalty).astype(np.float32)
+    if row.allowed is not None:
+        bits = np.unpackbits(row.allowed.view(np.uint8), count=len(changed), bitorder="little")
+        changed[bits == 0] = -np.inf
     return changed
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from services.gateway.http.body_types import Body, Ignored, only
+from services.gateway.http.structured import Choices, Json, ResponseFormat, StructuredOutputs, Text
 from services.gateway.validation import MAX_LOGIT_BIASES, MAX_MESSAGES, MAX_STOP_STRINGS, MAX_STOP_TOKENS
 
 MAX_CHOICES = 1024
@@ -27,18 +29,6 @@ Strings = Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOP_STRINGS
 StopIds = Annotated[list[Int32], Field(fail_fast=True, max_length=MAX_STOP_TOKENS)]
 TokenIds = Annotated[list[Int32], Field(fail_fast=True, max_length=MAX_TOKEN_IDS)]
 Biases = Annotated[dict[str, Number], Field(fail_fast=True, max_length=MAX_LOGIT_BIASES)]
-Ignored = Annotated[Any, Field(description="Accepted; it has no effect on the output.")]
-
-
-def _only(*accepted: Any) -> AfterValidator:
-    """Admits null and values that ask for nothing; a field that would change the output is refused."""
-
-    def check(value: Any) -> Any:
-        if value is None or any(value == one and type(value) is type(one) for one in accepted):
-            return value
-        raise PydanticCustomError("unsupported_parameter", "is not supported")
-
-    return AfterValidator(check)
 
 
 Prompt = (
@@ -47,21 +37,6 @@ Prompt = (
     | Annotated[TokenIds, Field(min_length=1)]
     | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)]
 )
-
-
-class Body(BaseModel):
-    """A JSON object that admits no unknown fields."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown(cls, value: Any) -> Any:
-        # Stops at the first one, where "forbid" would build an error for each of a million.
-        for name in value if isinstance(value, dict) else ():
-            if name not in cls.model_fields:
-                raise PydanticCustomError("unknown_field", "unknown field", {"name": name})
-        return value
 
 
 class StreamOptions(Body):
@@ -104,6 +79,15 @@ class GenerationBody(Body):
         description="Larger is more urgent (in vLLM, smaller is). Range [-100, 100], up to what the API key allows.",
     )
 
+    response_format: ResponseFormat | None = Field(None, description="What the output must be; as all rules, enforced.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="The same as vLLM has it: one rule.")
+    guided_json: Json | None = None
+    guided_regex: Text | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Text | None = None
+    guided_decoding_backend: Ignored = None
+    guided_whitespace_pattern: Annotated[Any, only()] = None
+
     user: Ignored = None
     metadata: Ignored = None
     store: Ignored = None
@@ -116,8 +100,8 @@ class CompletionRequest(GenerationBody):
     prompt: Prompt
     logprobs: Int32 | None = Field(None, description="Alternatives per output token.")
     best_of: Int32 | None = Field(None, description="Width of beam search, by default n. Else it must equal n.")
-    echo: Annotated[Any, _only(False)] = None
-    suffix: Annotated[Any, _only("")] = None
+    echo: Annotated[Any, only(False)] = None
+    suffix: Annotated[Any, only("")] = None
 
 
 class TextPart(Body):
@@ -127,7 +111,7 @@ class TextPart(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _text_only(cls, value: Any) -> Any:
+    def _textonly(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("type") not in (None, "text"):
             raise PydanticCustomError("unsupported_parameter", "only parts of type text are supported")
         return value
@@ -141,12 +125,12 @@ class Message(Body):
     content: Content
     name: str | None = None
     # What a client that sends back an answer's own message brings along.
-    refusal: Annotated[Any, _only()] = None
-    annotations: Annotated[Any, _only([])] = None
-    audio: Annotated[Any, _only()] = None
-    function_call: Annotated[Any, _only()] = None
-    tool_calls: Annotated[Any, _only([])] = None
-    tool_call_id: Annotated[Any, _only()] = None
+    refusal: Annotated[Any, only()] = None
+    annotations: Annotated[Any, only([])] = None
+    audio: Annotated[Any, only()] = None
+    function_call: Annotated[Any, only()] = None
+    tool_calls: Annotated[Any, only([])] = None
+    tool_call_id: Annotated[Any, only()] = None
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
@@ -160,17 +144,16 @@ class ChatRequest(GenerationBody):
 
     parallel_tool_calls: Ignored = None
     prompt_cache_retention: Ignored = None
-    tools: Annotated[Any, _only([])] = None
-    tool_choice: Annotated[Any, _only("none", "auto")] = None
-    functions: Annotated[Any, _only([])] = None
-    function_call: Annotated[Any, _only("none", "auto")] = None
-    response_format: Annotated[Any, _only({"type": "text"})] = None
-    modalities: Annotated[Any, _only(["text"])] = None
-    audio: Annotated[Any, _only()] = None
-    prediction: Annotated[Any, _only()] = None
-    reasoning_effort: Annotated[Any, _only()] = None
-    verbosity: Annotated[Any, _only("medium")] = None
-    web_search_options: Annotated[Any, _only()] = None
+    tools: Annotated[Any, only([])] = None
+    tool_choice: Annotated[Any, only("none", "auto")] = None
+    functions: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    modalities: Annotated[Any, only(["text"])] = None
+    audio: Annotated[Any, only()] = None
+    prediction: Annotated[Any, only()] = None
+    reasoning_effort: Annotated[Any, only()] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    web_search_options: Annotated[Any, only()] = None
 
 
 class TokenizeRequest(Body):

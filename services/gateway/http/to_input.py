@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from quire.v1.gateway_pb2 import Chat, ChatMessage, GenerationInput, TokenIds
 from quire.v1.types_pb2 import LogprobOptions, SamplingParams, StopCriteria
+from services.common.constraints.limits import rule_path
 from services.gateway.http.errors import bad_request
 from services.gateway.http.schemas import (
     MAX_CHOICES,
@@ -19,6 +20,7 @@ from services.gateway.http.schemas import (
     TextPart,
     TokenizeRequest,
 )
+from services.gateway.http.structured import Rule, rule_of
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's budget for a text completion that states none."""
@@ -69,7 +71,8 @@ def completion_job(body: CompletionRequest) -> Job:
     if body.best_of is not None and body.best_of != (body.n or 1) and not body.use_beam_search:
         raise bad_request("best_of", "must equal n: drawing more choices than are returned is not supported")
     by_default = max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)
-    common = _common(body, by_default if body.max_tokens is None else body.max_tokens, body.logprobs)
+    rule = rule_of(body)
+    common = _common(body, rule, by_default if body.max_tokens is None else body.max_tokens, body.logprobs)
     if body.use_beam_search and body.best_of is not None:
         if body.best_of < 1:
             raise bad_request("best_of", "must be at least 1")
@@ -87,7 +90,7 @@ def completion_job(body: CompletionRequest) -> Job:
             one.token_ids.CopyFrom(TokenIds(ids=prompt))
         inputs.append(one)
     names = NAMES if body.best_of is None else dict(NAMES) | {"beam_width": "best_of"}
-    return _job(body, inputs, names, default_budget=body.max_tokens is None)
+    return _job(body, rule, inputs, names, default_budget=body.max_tokens is None)
 
 
 def chat_job(body: ChatRequest) -> Job:
@@ -98,12 +101,13 @@ def chat_job(body: ChatRequest) -> Job:
     if len(set(budgets)) > 1:
         raise bad_request("max_tokens", "differs from max_completion_tokens, its newer name")
     alternatives = (body.top_logprobs or 0) if body.logprobs else None
-    one = _common(body, budgets[0] if budgets else None, alternatives)
+    rule = rule_of(body)
+    one = _common(body, rule, budgets[0] if budgets else None, alternatives)
     one.chat.CopyFrom(Chat(messages=chat_messages(body.messages)))
     names = dict(NAMES) | {"logprobs.output_count": "top_logprobs", "prompt": "messages"}
     if body.max_completion_tokens is not None:
         names["stop.max_tokens"] = "max_completion_tokens"
-    return _job(body, [one], names, default_budget=False)
+    return _job(body, rule, [one], names, default_budget=False)
 
 
 def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
@@ -133,7 +137,9 @@ def _text(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-def _common(body: GenerationBody, max_tokens: int | None, alternatives: int | None) -> GenerationInput:
+def _common(
+    body: GenerationBody, rule: Rule | None, max_tokens: int | None, alternatives: int | None
+) -> GenerationInput:
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options", "needs stream to be true")
     if body.prompt_logprobs is not None and body.stream:
@@ -158,6 +164,7 @@ def _common(body: GenerationBody, max_tokens: int | None, alternatives: int | No
         include_stop=bool(body.include_stop_str_in_output),
     )
     return GenerationInput(
+        constraint=None if rule is None else rule[1],
         model=body.model,
         sampling=sampling,
         stop=stop,
@@ -189,7 +196,14 @@ def _prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
 
 
 def _job(
-    body: GenerationBody, inputs: Sequence[GenerationInput], names: Mapping[str, str], *, default_budget: bool
+    body: GenerationBody,
+    rule: Rule | None,
+    inputs: Sequence[GenerationInput],
+    names: Mapping[str, str],
+    *,
+    default_budget: bool,
 ) -> Job:
     usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    if rule is not None:
+        names = dict(names) | {"constraint": rule[0], rule_path(rule[1]): rule[0]}
     return Job(tuple(inputs), names, bool(body.stream), usage, default_budget)

@@ -229,7 +229,7 @@ def test_what_the_gateway_admits_is_admitted_here(bench, penalty):
 def test_unsupported_fields_are_refused_by_name(bench):
     adapted, constrained = state(1, PROMPT, [0, 1]), state(2, PROMPT, [2, 3])
     adapted.adapter = "x"
-    constrained.constraint.regex = "a"
+    constrained.constraint.regex = "a"  # and nothing here that compiles it
     bench.take(enter=[adapted, constrained, state(3, PROMPT, range(8, 12))], grants=[(3, 32, 9)])
     sent = bench.run()
     named = {i: (end.error.reason, end.error.message.split(":")[0]) for i, end in ends(sent).items() if i < 3}

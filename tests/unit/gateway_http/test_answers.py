@@ -279,3 +279,11 @@ async def test_openapi_describes_the_bodies(client: httpx.AsyncClient) -> None:
     assert described["additionalProperties"] is False
     references = {text.split('"')[0] for text in json.dumps(document).split('"$ref": "#/components/schemas/')[1:]}
     assert references <= set(document["components"]["schemas"])
+
+
+async def test_openapi_shows_rules_of_outputs(client: httpx.AsyncClient) -> None:
+    schemas = (await client.get("/openapi.json")).json()["components"]["schemas"]
+    for body in ("ChatRequest", "CompletionRequest"):
+        assert {"response_format", "structured_outputs", "guided_json"} <= schemas[body]["properties"].keys()
+    assert "schema" in schemas["JsonSchemaFormat"]["properties"]
+    assert {"json", "regex", "choice", "grammar"} <= schemas["StructuredOutputs"]["properties"].keys()

@@ -112,7 +112,6 @@ async def test_shared_fields(
         ('"tools": [{"type": "function"}]', "tools"),
         ('"tool_choice": "required"', "tool_choice"),
         ('"functions": [{}]', "functions"),
-        ('"response_format": {"type": "json_object"}', "response_format"),
         ('"modalities": ["text", "audio"]', "modalities"),
         ('"reasoning_effort": "low"', "reasoning_effort"),
         ('"max_completion_tokens": -5', "max_completion_tokens"),
@@ -121,6 +120,39 @@ async def test_shared_fields(
 async def test_chat_fields(client: httpx.AsyncClient, engine: FakeEngine, fields: str, param: str) -> None:
     """B8, O: a field that asks for what is not there is refused, never ignored."""
     await check(client, engine, await post(client, CHAT % fields, "/v1/chat/completions"), param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ('"response_format": {"type": "xml"}', "response_format.type"),
+        ('"response_format": {}', "response_format.type"),
+        ('"response_format": {"type": "json_schema"}', "response_format.json_schema"),
+        (
+            '"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}',
+            "response_format.json_schema.schema",
+        ),
+        ('"response_format": {"type": "json_object", "json_schema": {"schema": {}}}', "response_format.json_schema"),
+        ('"response_format": {"type": "text", "triggers": []}', "response_format.triggers"),
+        ('"response_format": {"type": "json_object", "strange": 1}', "response_format.strange"),
+        ('"structured_outputs": {}', "structured_outputs"),
+        ('"structured_outputs": {"regex": "a", "choice": ["b"]}', "structured_outputs.choice"),
+        ('"structured_outputs": {"regex": 5}', "structured_outputs.regex"),
+        ('"structured_outputs": {"schema": {}}', "structured_outputs.schema"),
+        ('"structured_outputs": {"regex": "a", "whitespace_pattern": " "}', "structured_outputs.whitespace_pattern"),
+        ('"structured_outputs": {"json": ' + '{"a":' * 90 + "1" + "}" * 91, "structured_outputs.json"),
+        ('"guided_regex": "a", "response_format": {"type": "json_object"}', "guided_regex"),
+        ('"guided_choice": "a"', "guided_choice"),
+        ('"guided_whitespace_pattern": "a"', "guided_whitespace_pattern"),
+    ],
+)
+@pytest.mark.parametrize("template", [CHAT, TEXT], ids=["chat", "text"])
+async def test_rules_of_outputs(
+    client: httpx.AsyncClient, engine: FakeEngine, template: str, fields: str, param: str
+) -> None:
+    """O1: what names no rule, or two of them."""
+    path = "/v1/chat/completions" if template is CHAT else "/v1/completions"
+    await check(client, engine, await post(client, template % fields, path), param)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from quire.v1.gateway_pb2 import GenerationInput
+from quire.v1.types_pb2 import ChoiceList, Constraint
 from services.common.errors import invalid
 from services.gateway.http.errors import HttpError, from_quire
 from services.gateway.http.schemas import ChatRequest, CompletionRequest
@@ -189,3 +191,65 @@ def test_contradictions_are_refused_by_name(make: Any, fields: dict[str, Any], p
 def test_errors_name_the_field_that_the_client_wrote(job: Job, path: str, param: str) -> None:
     error = from_quire(invalid(path, "is odd"), job.names)
     assert (error.param, error.message) == (param, f"{param}: is odd")
+
+
+SCHEMA = {"type": "object", "properties": {"é": {"type": "integer"}}}
+SCHEMA_TEXT = '{"type":"object","properties":{"é":{"type":"integer"}}}'
+TAGS = {"type": "structural_tag", "structures": [{"begin": "<", "schema": {}, "end": ">"}], "triggers": ["<"]}
+TRIGGERED = {"type": "structural_tag", "format": {"type": "triggered_tags"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule", "name"),
+    [
+        ({"response_format": {"type": "json_object"}}, Constraint(json_object=True), "response_format"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": SCHEMA, "strict": True},
+                }
+            },
+            Constraint(json_schema=SCHEMA_TEXT),
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, Constraint(json_schema=SCHEMA_TEXT), "structured_outputs.json"),
+        ({"structured_outputs": {"json": "{}"}}, Constraint(json_schema="{}"), "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "a"}}, Constraint(regex="a"), "structured_outputs.regex"),
+        (
+            {"structured_outputs": {"choice": ["a", "b"]}},
+            Constraint(choice=ChoiceList(values=["a", "b"])),
+            "structured_outputs.choice",
+        ),
+        ({"structured_outputs": {"grammar": "g"}}, Constraint(grammar="g"), "structured_outputs.grammar"),
+        ({"structured_outputs": {"json_object": True}}, Constraint(json_object=True), "structured_outputs.json_object"),
+        (
+            {"structured_outputs": {"structural_tag": "{}"}},
+            Constraint(structural_tag="{}"),
+            "structured_outputs.structural_tag",
+        ),
+        ({"guided_json": SCHEMA, "guided_decoding_backend": "x"}, Constraint(json_schema=SCHEMA_TEXT), "guided_json"),
+        ({"guided_regex": "a"}, Constraint(regex="a"), "guided_regex"),
+        ({"guided_choice": ["a"]}, Constraint(choice=ChoiceList(values=["a"])), "guided_choice"),
+        ({"guided_grammar": "g"}, Constraint(grammar="g"), "guided_grammar"),
+    ],
+)
+def test_rules_of_outputs_and_their_names(fields: dict[str, Any], rule: Constraint, name: str) -> None:
+    for job in (chat(**fields), completion(**fields)):
+        assert all(one.constraint == rule for one in job.inputs)
+        path = f"constraint.{rule.WhichOneof('rule')}"
+        error = from_quire(invalid(path, "is wrong"), job.names)
+        assert (error.param, error.message) == (name, f"{name}: is wrong")
+
+
+@pytest.mark.parametrize("wanted", [TAGS, TRIGGERED])
+def test_structural_tags_go_on_as_they_are(wanted: dict[str, Any]) -> None:
+    job = chat(response_format=wanted)
+    assert json.loads(job.inputs[0].constraint.structural_tag) == wanted
+    inner = from_quire(invalid("constraint.structural_tag.structures[0]", "is wrong"), job.names)
+    assert inner.param == "response_format.structures[0]"
+
+
+def test_plain_text_is_no_rule() -> None:
+    for job in (chat(), chat(response_format={"type": "text"}), chat(response_format=None, structured_outputs=None)):
+        assert not job.inputs[0].HasField("constraint")

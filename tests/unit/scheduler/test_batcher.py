@@ -6,7 +6,8 @@ from typing import cast
 
 import pytest
 
-from quire.v1 import executor_pb2, scheduler_pb2
+from quire.v1 import executor_pb2, scheduler_pb2, types_pb2
+from services.common.constraints.limits import weight
 from services.scheduler.apply import MAX_GRANT_STEPS, apply, grant_steps
 from services.scheduler.batcher import plan
 from services.scheduler.pace import StepTime
@@ -291,3 +292,21 @@ def test_plans_follow_measured_steps() -> None:
     assert executor.step_time.token == pytest.approx(0.002, rel=0.1)
     assert executor.step_seconds == pytest.approx(0.010, rel=0.25)
     assert executor.grant_steps == 2
+
+
+def test_every_choice_carries_the_rule_of_its_output() -> None:
+    harness, _ = made()
+    wanted = submit(1, [5] * 10, 100)
+    wanted.choice_count = 2
+    wanted.constraint.regex = "a+"
+    harness.send(wanted)
+    harness.send(submit(2, [5] * 10, 100))
+    place(harness)
+    entered = {state.request_id: state for plans in harness.plans for message in plans for state in message.enter}
+    assert entered["r1"].constraint == wanted.constraint
+    assert not entered["r2"].HasField("constraint")
+
+
+def test_rules_count_in_the_size_of_a_message() -> None:
+    assert weight(None) == 0
+    assert weight(types_pb2.Constraint(regex="a" * 3000)) >= 1000

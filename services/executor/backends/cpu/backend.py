@@ -21,6 +21,7 @@ from services.executor.backends.base import (
     SampleRow,
     StepInputs,
     StepOutputs,
+    TokenMasks,
     TokenScores,
 )
 from services.executor.backends.cpu.formats import FORMATS
@@ -141,18 +142,26 @@ class CpuBackend:
             self._model.narrow_blocks(inside, source, target)
 
     def step(self, inputs: StepInputs) -> StepOutputs:
-        samples = inputs.samples
+        samples, masks = inputs.samples, inputs.masks
         arrays, formats = self._arrays(inputs)
+        drafts, draft_counts, first_places = _drafts(samples)
         token_ids, row_scores, prompt_scores = self._model.step(
             *arrays,
             np.array([sample.row for sample in samples], np.int32),
-            [sampler_of(sample, self.spec.vocab_size) for sample in samples],
+            self._samplers(inputs),
             np.array([len(sample.output_ids) for sample in samples], np.int32),
             [(part.first_row, np.array(part.targets, np.int32), part.count) for part in inputs.prompt_scores],
             block_formats=formats,
-            **_drafts(samples),
+            drafts=drafts,
+            draft_counts=draft_counts,
+            first_places=first_places,
+            masks=None if masks is None else masks.bits,
+            mask_rows=None if masks is None else masks.first_rows,
+            masks_filled=None if masks is None else _gate(masks),
             layers=inputs.layers,
         )
+        if masks is not None:
+            masks.wait()  # raises where they could not be filled
         sampled = [_sampled(token, scores) for token, scores in zip(token_ids.tolist(), row_scores, strict=True)]
         return StepOutputs(sampled, [TokenScores(*scores) for scores in prompt_scores])
 
@@ -161,6 +170,13 @@ class CpuBackend:
             raise ValueError("logits are those of all layers")
         arrays, formats = self._arrays(inputs)
         return self._model.logits(*arrays, np.array(rows, np.int32), block_formats=formats)
+
+    def _samplers(self, inputs: StepInputs) -> list[_native.Sampler | None]:
+        samples, size = inputs.samples, self.spec.vocab_size
+        if inputs.masks is None:
+            return [sampler_of(sample, size) for sample in samples]
+        masked = (inputs.masks.first_rows >= 0).tolist()
+        return [sampler_of(sample, size, is_masked) for sample, is_masked in zip(samples, masked, strict=True)]
 
     def _arrays(self, inputs: StepInputs) -> tuple[tuple[Int32, Int32, Int32, Int32, Int32], NDArray[np.uint8] | None]:
         """What describes a step to native code: the arrays, and the formats of blocks where these differ."""
@@ -177,15 +193,22 @@ def dtype_of(weights: PackedWeights) -> str:
     return "+".join(_DTYPES.get(name, name) for name, _ in sizes.most_common())
 
 
-def _drafts(samples: Sequence[SampleRow]) -> dict[str, Int32]:
-    """What describes drafts to native code; nothing where there are none."""
+def _drafts(samples: Sequence[SampleRow]) -> tuple[Int32, Int32, Int32] | tuple[None, None, None]:
+    """What describes drafts to native code: ids, counts, first places; nothing where there are none."""
     if not any(sample.draft_ids for sample in samples):
-        return {}
-    return {
-        "drafts": np.array([token_id for sample in samples for token_id in sample.draft_ids], np.int32),
-        "draft_counts": np.array([len(sample.draft_ids) for sample in samples], np.int32),
-        "first_places": np.array([sample.first_place for sample in samples], np.int32),
-    }
+        return None, None, None
+    return (
+        np.array([token_id for sample in samples for token_id in sample.draft_ids], np.int32),
+        np.array([len(sample.draft_ids) for sample in samples], np.int32),
+        np.array([sample.first_place for sample in samples], np.int32),
+    )
+
+
+def _gate(masks: TokenMasks) -> _native.Gate:
+    """What native code waits for before it reads the masks."""
+    gate = _native.Gate()
+    masks.when_filled(gate.open)
+    return gate
 
 
 def _native_name(format_: str) -> str:

@@ -7,9 +7,10 @@ from services.executor.backends.base import SampleRow
 from services.executor.sampling.draw import takes_argmax
 
 
-def sampler_of(row: SampleRow, vocab_size: int) -> _native.Sampler | None:
-    """The row's sampler, made at first sight, with all output so far taken in; None where the argmax is enough."""
-    if row.rule.logprob_count < 0 and takes_argmax(row):
+def sampler_of(row: SampleRow, vocab_size: int, is_masked: bool = False) -> _native.Sampler | None:
+    """The row's sampler, made at first sight, with all output so far taken in; None where the argmax is enough, which
+    a mask rules out."""
+    if not is_masked and row.rule.logprob_count < 0 and takes_argmax(row):
         return None
     sampler = row.prepared
     if not isinstance(sampler, _native.Sampler):
