@@ -1,4 +1,6 @@
-"""Blocks of keys and values in int8, fp8 (e4m3) and int4. Keys have a range per channel of a block, values one per token (KIVI).
+"""Blocks of keys and values in int8, fp8 (e4m3) and int4.
+
+Keys have a range per channel of a block, values one per token (KIVI).
 
 Rounds as the native kernels do, so that both make the same numbers of the same input.
 """
@@ -18,7 +20,7 @@ class NarrowBlocks:
     """A pool of blocks, of one layer (no L) or of all. T tokens a block, D channels, R is 2 for int4, else 1."""
 
     format: str
-    # [L, 2 * heads, blocks, T, D] int8, keys first; fp8: the bits, uint8; int4: [..., D / 2] uint8, i low, i + D / 2 high
+    # [L, 2 * heads, blocks, T, D] int8, keys first; fp8: bits, uint8; int4: [..., D / 2] uint8, i low, i + D / 2 high
     numbers: Tensor
     key_ranges: Tensor  # [L, heads, blocks, R, D] bf16: scales, then minima
     value_ranges: Tensor  # [L, heads, blocks, T, R] bf16: the same
