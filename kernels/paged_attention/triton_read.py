@@ -60,24 +60,25 @@ def read_tile(
     HAS_FP8: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """[N, D] in the type that is computed in, each row from the pool that its block id names."""
-    if WARM == "":
-        return read_hot(hot, head, blocks, slots, d, mask, stride_head, stride_block, stride_slot, HAS_FP8).to(COMPUTE)
-    is_hot = (blocks < warm_start)[:, None] & mask
+    is_hot = mask
+    if WARM != "":
+        is_hot = (blocks < warm_start)[:, None] & mask
     x = read_hot(hot, head, blocks, slots, d, is_hot, stride_head, stride_block, stride_slot, HAS_FP8).to(COMPUTE)
-    # Most tiles have blocks of one format: the others' are not even asked for.
-    is_warm = (blocks >= warm_start) & (blocks < cold_start)
-    if tl.max(is_warm.to(tl.int32), 0) > 0:
-        warm_tile = read_narrow(
-            warm, warm_ranges, head, kv_head, warm_count, blocks - warm_start, slots, d, is_warm[:, None] & mask,
-            WARM, IS_KEY, BLOCK_SIZE, HEAD_SIZE, HAS_FP8,
-        )  # fmt: skip
-        x = tl.where(is_warm[:, None], warm_tile.to(COMPUTE), x)
-    if COLD != "":
-        is_cold = blocks >= cold_start
-        if tl.max(is_cold.to(tl.int32), 0) > 0:
-            cold_tile = read_narrow(
-                cold, cold_ranges, head, kv_head, cold_count, blocks - cold_start, slots, d, is_cold[:, None] & mask,
-                COLD, IS_KEY, BLOCK_SIZE, HEAD_SIZE, HAS_FP8,
+    if WARM != "":
+        # Most tiles have blocks of one format: the others' are not even asked for.
+        is_warm = (blocks >= warm_start) & (blocks < cold_start)
+        if tl.max(is_warm.to(tl.int32), 0) > 0:
+            warm_tile = read_narrow(
+                warm, warm_ranges, head, kv_head, warm_count, blocks - warm_start, slots, d, is_warm[:, None] & mask,
+                WARM, IS_KEY, BLOCK_SIZE, HEAD_SIZE, HAS_FP8,
             )  # fmt: skip
-            x = tl.where(is_cold[:, None], cold_tile.to(COMPUTE), x)
+            x = tl.where(is_warm[:, None], warm_tile.to(COMPUTE), x)
+        if COLD != "":
+            is_cold = blocks >= cold_start
+            if tl.max(is_cold.to(tl.int32), 0) > 0:
+                cold_tile = read_narrow(
+                    cold, cold_ranges, head, kv_head, cold_count, blocks - cold_start, slots, d,
+                    is_cold[:, None] & mask, COLD, IS_KEY, BLOCK_SIZE, HEAD_SIZE, HAS_FP8,
+                )  # fmt: skip
+                x = tl.where(is_cold[:, None], cold_tile.to(COMPUTE), x)
     return x
