@@ -37,13 +37,11 @@ def read_half(
         parts: tl.constexpr = 2 if FORMAT == "int4" else 1
         if IS_KEY:
             here = ranges + of_ranges * parts * HEAD_SIZE + start + channels[None, :]
-            step: tl.constexpr = HEAD_SIZE
         else:
             here = ranges + (of_ranges * BLOCK_SIZE + tokens[:, None]) * parts
-            step: tl.constexpr = 1
         x = x * tl.load(here, mask=mask, other=0).to(tl.float32)
         if FORMAT == "int4":
-            x = x + tl.load(here + step, mask=mask, other=0).to(tl.float32)
+            x = x + tl.load(here + (HEAD_SIZE if IS_KEY else 1), mask=mask, other=0).to(tl.float32)
     return x
 
 

@@ -82,10 +82,11 @@ def multiply(
         return out
     gpu = gpu or gpu_of(right.device)
     kind = "plain" if row_scales is None else "int8" if left.dtype == torch.int8 else "e4m3"
-    launch = plan_launch(f"multiply_{kind}", tokens, rows, columns, gpu, fixed_split, element_bytes=left.element_size())
-    config = launch.config
+    step = (32 if left.dtype == torch.float32 else 64) if kind == "plain" else 128
     if kind == "e4m3" and not gpu.has_fp8:
-        kind, left, right = "e4m3 as fp16", left.view(torch.uint8), right.view(torch.uint8)
+        kind, left, right, step = "e4m3 as fp16", left.view(torch.uint8), right.view(torch.uint8), 64
+    launch = plan_launch(f"multiply_{kind.split()[0]}", tokens, rows, columns, gpu, fixed_split, step=step)
+    config = launch.config
     block = weight.block if isinstance(weight, Fp8Weight) else None
     grouped = token_scales is not None and token_scales.dim() == 2
     if (block or grouped) and SCALE_COLUMNS % config.columns:

@@ -74,9 +74,8 @@ def multiply(x: Tensor, weight: Int4Weight, bias: Tensor | None, fixed_split: in
     if not tokens:
         return out
     gpu = gpu_of(x.device)
-    launch = plan_launch(
-        "multiply_int4", tokens, weight.rows, columns, gpu, fixed_split, element_bytes=x.element_size()
-    )
+    step = 128 if tokens <= 16 and x.element_size() == 2 and fixed_split is None else 64
+    launch = plan_launch("multiply_int4", tokens, weight.rows, columns, gpu, fixed_split, step=step)
     config = launch.config
     parts = empty_parts(out, launch.splits, torch.float32)
     int4_kernel[(launch.programs,)](

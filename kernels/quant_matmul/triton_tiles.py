@@ -101,13 +101,15 @@ class Launch:
 
 
 def plan_launch(
-    kernel: str, tokens: int, rows: int, columns: int, gpu: Gpu, fixed_split: int | None, *, element_bytes: int
+    kernel: str, tokens: int, rows: int, columns: int, gpu: Gpu, fixed_split: int | None, *, step: int
 ) -> Launch:
-    """ValueError for a `fixed_split` that is no multiple of a step. With it tiles are the same whatever the batch."""
+    """With `step` columns at a time, where no table says otherwise. With `fixed_split` the batch decides nothing.
+
+    ValueError where that is no multiple of a step.
+    """
     wide = 64 if fixed_split else min(128, max(16, triton.next_power_of_2(tokens)))
-    step = 32 if element_bytes > 2 else 64 if element_bytes == 2 and wide > 64 else 128
     default = Config(
-        rows=64 if wide <= 16 or element_bytes > 2 else 128, tokens=wide, columns=step,
+        rows=64 if wide <= 16 or step < 64 else 128, tokens=wide, columns=step,
         warps=8 if wide >= 128 else 4, stages=3,
     )  # fmt: skip
     shape = {

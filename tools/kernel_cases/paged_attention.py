@@ -13,8 +13,8 @@ from kernels.paged_attention import AttentionRule, MixedBatch, PagedKv, mixed_at
 def cases() -> dict[str, Callable[[], object]]:
     bf16, fp16, fp8 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
     return {
-        "decode, formats by age": lambda: attend(1, 4, 128, bf16, colder=("int8", "int4")),
         "decode": lambda: attend(1, 4, 128, bf16),
+        "decode, formats by age": lambda: attend(1, 4, 128, bf16, colder=("int8", "int4")),
         "prefill": lambda: attend(512, 4, 128, bf16),
         "prefill, fixed splits": lambda: attend(512, 4, 128, bf16, fixed_split=512),
         "decode, fixed splits": lambda: attend(1, 4, 128, bf16, fixed_split=512),
