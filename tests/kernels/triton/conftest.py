@@ -11,12 +11,12 @@ import sys
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+if DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
     if "triton" in sys.modules:
         raise pytest.UsageError("something imported triton before its interpreter was chosen")
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.activations import ActivationFormat, Quantized, quantize_plainly
-from kernels.gpu.device import Gpu
+from kernels.gpu.device import Gpu, gpu_of
 from kernels.quant_matmul import (
     Fp8Weight,
     Int4Weight,
@@ -18,9 +18,12 @@ from kernels.quant_matmul import (
     pack_int4,
     triton_impl,
 )
+from tests.kernels.triton.conftest import DEVICE
 
-BUDGET = {torch.float32: 2e-5, torch.float16: 4e-3}
-"""Of the largest output; with fp16, weights are rounded to it on the way."""
+BUDGET = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""Of the largest output; with 16 bits, weights are rounded to them on the way."""
+TYPES = list(BUDGET) if DEVICE.type == "cuda" else [torch.float32, torch.float16]
+CAPABILITIES = [80, 90] if DEVICE.type == "cpu" or gpu_of(DEVICE).has_fp8 else [80]
 SHAPES = [(1, 40, 96), (3, 70, 200), (17, 33, 520)]
 """Tokens, rows, columns."""
 
@@ -54,7 +57,7 @@ def on(weight: Int4Weight, device: torch.device) -> Int4Weight:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("group", "has_offsets"), [(32, True), (128, False), (1 << 20, True)])
-@pytest.mark.parametrize("dtype", BUDGET)
+@pytest.mark.parametrize("dtype", TYPES)
 def test_int4(
     shape: tuple[int, int, int], group: int, has_offsets: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -95,10 +98,8 @@ def test_int8_is_exact_but_for_its_scales(shape: tuple[int, int, int], device: t
 
 @pytest.mark.parametrize("block", [None, (128, 128), (16, 128), (7, 1 << 20)], ids=str)
 @pytest.mark.parametrize("group", [0, 128])
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_fp8(block: tuple[int, int] | None, group: int, capability: int, device: torch.device) -> None:
-    if device.type == "cuda" and capability > torch.cuda.get_device_capability()[0] * 10:
-        pytest.skip("this GPU has no e4m3")
     tokens, rows, columns = 5, 150, 300
     x, meant = quantized(drawn(tokens, columns), ActivationFormat("fp8", group), device)
     codes = drawn(rows, columns, seed=1).to(torch.float8_e4m3fn)
