@@ -1,4 +1,6 @@
-"""Blocks of keys and values in int8 and int4. Keys have a range per channel of a block, values one per token (KIVI).
+"""Blocks of keys and values in int8, fp8 (e4m3) and int4.
+
+Keys have a range per channel of a block, values one per token (KIVI).
 
 Rounds as the native kernels do, so that both make the same numbers of the same input.
 """
@@ -10,15 +12,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_STEPS = {"int8": 127, "int4": 15}
+_STEPS = {"int8": 127, "fp8": 448, "int4": 15}
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowBlocks:
-    """A pool of blocks, of one layer (no L) or of all. T tokens a block, D channels, R is 1 for int8 and 2 for int4."""
+    """A pool of blocks, of one layer (no L) or of all. T tokens a block, D channels, R is 2 for int4, else 1."""
 
     format: str
-    numbers: Tensor  # [L, 2 * heads, blocks, T, D] int8, keys first; int4: [..., D / 2] uint8, channels i and i + D / 2
+    # [L, 2 * heads, blocks, T, D] int8, keys first; fp8: bits, uint8; int4: [..., D / 2] uint8, i low, i + D / 2 high
+    numbers: Tensor
     key_ranges: Tensor  # [L, heads, blocks, R, D] bf16: scales, then minima
     value_ranges: Tensor  # [L, heads, blocks, T, R] bf16: the same
 
@@ -26,7 +29,8 @@ class NarrowBlocks:
     def zeros(cls, format_: str, shape: tuple[int, int, int, int, int], device: torch.device) -> NarrowBlocks:
         """Of shape (layers, heads, blocks, T, D)."""
         layers, heads, blocks, tokens, width = shape
-        kind, stored, ranges = (torch.int8, width, 1) if format_ == "int8" else (torch.uint8, width // 2, 2)
+        kind = torch.int8 if format_ == "int8" else torch.uint8
+        stored, ranges = (width // 2, 2) if format_ == "int4" else (width, 1)
         return cls(
             format_,
             torch.zeros(layers, 2 * heads, blocks, tokens, stored, dtype=kind, device=device),
@@ -48,6 +52,8 @@ class NarrowBlocks:
         numbers, key_ranges, value_ranges = (part.index_select(-3, blocks) for part in parts)
         if self.format == "int4":
             numbers = torch.cat((numbers & 15, numbers >> 4), -1)
+        elif self.format == "fp8":
+            numbers = numbers.view(torch.float8_e4m3fn)
         keys, values = numbers.float().chunk(2, -4)
         return torch.cat((_widen(keys, key_ranges.float(), -2), _widen(values, value_ranges.float(), -1)), -4)
 
@@ -65,20 +71,24 @@ class NarrowBlocks:
 
 
 def quantize(x: Tensor, format_: str, dim: int) -> tuple[Tensor, Tensor]:
-    """x = scale * number + minimum: numbers (int8 or uint8) shaped like x fp32, and ranges [..., R, ...] along `dim`.
+    """x = scale * number + minimum: numbers (int8, uint8 or e4m3's bits) shaped like x fp32, and ranges [..., R, ...]
+    along `dim`.
 
-    Scale and minimum are bf16, rounded so that the range still spans all of x; int8 has no minimum.
+    Scale and minimum are bf16, rounded so that the range still spans all of x; only int4 has a minimum.
     """
-    if format_ == "int8":
-        minimum, reach, least = None, x.abs().amax(dim, keepdim=True), -127
+    if format_ != "int4":
+        minimum, reach, least = None, x.abs().amax(dim, keepdim=True), -_STEPS[format_]
     else:
         lowest = x.amin(dim, keepdim=True) + 0.0  # a zero is positive
         minimum, least = torch.where(lowest < 0, _away(lowest), _towards(lowest)), 0
         reach, x = x.amax(dim, keepdim=True) - minimum, x - minimum
     steps = _STEPS[format_]
     scale = _away(reach / torch.full_like(reach, steps))
-    numbers = (x / scale.where(scale > 0, 1)).round_().clamp_(least, steps).where(scale > 0, 0)
     ranges = scale if minimum is None else torch.cat((scale, minimum), dim)
+    numbers = x / scale.where(scale > 0, 1)
+    if format_ == "fp8":
+        return numbers.clamp_(least, steps).to(torch.float8_e4m3fn).view(torch.uint8), ranges
+    numbers = numbers.round_().clamp_(least, steps).where(scale > 0, 0)
     return numbers.to(torch.int8 if minimum is None else torch.uint8), ranges
 
 

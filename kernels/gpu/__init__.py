@@ -1,0 +1,1 @@
+"""What the Triton kernels share: facts of the GPU, tuned configurations, number formats."""
