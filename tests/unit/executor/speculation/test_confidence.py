@@ -14,7 +14,9 @@ UNTRIED, WRONG, RIGHT = Verdict
 def test_chances_fall_with_each_draft_and_rise_with_the_match_and_with_what_became_of_it() -> None:
     for verdict in Verdict:
         found = [Confidence().chances(match, verdict) for match in (1, 2, 4, 7, 10, 20, 500)]
-        assert all(LEAST_CHANCE <= later <= earlier < 1 for some in found for earlier, later in itertools.pairwise(some))
+        assert all(
+            LEAST_CHANCE <= later <= earlier < 1 for some in found for earlier, later in itertools.pairwise(some)
+        )
         for shorter, longer in itertools.pairwise(found):
             assert len(shorter) <= len(longer) <= 16
             assert all(a <= b for a, b in zip(shorter, longer, strict=False))
