@@ -19,50 +19,73 @@ from kernels.quant_matmul.weights import SCALE_COLUMNS, Fp8Weight, Int8Weight
 
 
 @triton.jit
+def sum_of_split(
+    split, x, weight, x_scales, weight_scales, rows, tokens, row_count, token_count, column_count, stride_x,
+    block_rows, block_columns, scale_columns, x_groups, split_columns,
+    KIND: tl.constexpr, BLOCKED: tl.constexpr, X_GROUPED: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """[ROWS, TOKENS] over the columns of one split, with scales that change within a row."""
+    column = tl.arange(0, COLUMNS)
+    is_row = rows < row_count
+    is_token = tokens < token_count
+    from_weight = weight + rows[:, None].to(tl.int64) * column_count
+    from_x = x + tokens[None, :].to(tl.int64) * stride_x
+    if KIND == "int8":
+        total = tl.zeros([ROWS, TOKENS], tl.int32)
+    else:
+        total = tl.zeros([ROWS, TOKENS], tl.float32)
+    for start in range(split * split_columns, tl.minimum((split + 1) * split_columns, column_count), COLUMNS):
+        k = start + column
+        left = tl.load(from_weight + k[None, :], mask=is_row[:, None] & (k < column_count)[None, :], other=0.0)
+        right = tl.load(from_x + k[:, None], mask=is_token[None, :] & (k < column_count)[:, None], other=0.0)
+        if KIND == "e4m3 as fp16":
+            left = e4m3_values(left, False)
+            right = e4m3_values(right, False)
+        if KIND == "int8":
+            total = tl.dot(left, right, total, out_dtype=tl.int32)
+        elif BLOCKED or X_GROUPED:
+            part = tl.dot(left, right, input_precision=PRECISION)
+            if BLOCKED:
+                at = rows // block_rows * scale_columns + start // block_columns
+                part *= tl.load(weight_scales + at, mask=is_row, other=0)[:, None]
+            if X_GROUPED:
+                part *= tl.load(x_scales + tokens * x_groups + start // 128, mask=is_token, other=0)[None, :]
+            total += part
+        elif KIND == "e4m3":
+            total = tl.dot(left, right, total, max_num_imprecise_acc=COLUMNS)
+        else:
+            total = tl.dot(left, right, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
 def product_kernel(
     out, parts, x, weight, x_scales, weight_scales, bias, row_count, token_count, column_count, stride_x,
-    block_rows, block_columns, scale_columns, x_groups, split_columns, tiles,
-    KIND: tl.constexpr, BLOCKED: tl.constexpr, X_GROUPED: tl.constexpr, SPLIT: tl.constexpr, BIAS: tl.constexpr,
+    block_rows, block_columns, scale_columns, x_groups, split_columns, splits, tiles,
+    KIND: tl.constexpr, BLOCKED: tl.constexpr, X_GROUPED: tl.constexpr, MODE: tl.constexpr, BIAS: tl.constexpr,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     row_tiles = tl.cdiv(row_count, ROWS)
     token_tiles = tl.cdiv(token_count, TOKENS)
-    column = tl.arange(0, COLUMNS)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row_tile, token_tile, split = place_of(tile, row_tiles, token_tiles, TOGETHER)
         rows = row_tile * ROWS + tl.arange(0, ROWS)
         tokens = token_tile * TOKENS + tl.arange(0, TOKENS)
-        is_row = rows < row_count
-        is_token = tokens < token_count
-        from_weight = weight + rows[:, None].to(tl.int64) * column_count
-        from_x = x + tokens[None, :].to(tl.int64) * stride_x
-        if KIND == "int8":
-            total = tl.zeros([ROWS, TOKENS], tl.int32)
-        else:
-            total = tl.zeros([ROWS, TOKENS], tl.float32)
-        for start in range(split * split_columns, tl.minimum((split + 1) * split_columns, column_count), COLUMNS):
-            k = start + column
-            left = tl.load(from_weight + k[None, :], mask=is_row[:, None] & (k < column_count)[None, :], other=0.0)
-            right = tl.load(from_x + k[:, None], mask=is_token[None, :] & (k < column_count)[:, None], other=0.0)
-            if KIND == "e4m3 as fp16":
-                left = e4m3_values(left, False)
-                right = e4m3_values(right, False)
-            if KIND == "int8":
-                total = tl.dot(left, right, total, out_dtype=tl.int32)
-            elif BLOCKED or X_GROUPED:
-                part = tl.dot(left, right, input_precision=PRECISION)
-                if BLOCKED:
-                    at = rows // block_rows * scale_columns + start // block_columns
-                    part *= tl.load(weight_scales + at, mask=is_row, other=0)[:, None]
-                if X_GROUPED:
-                    part *= tl.load(x_scales + tokens * x_groups + start // 128, mask=is_token, other=0)[None, :]
-                total += part
-            elif KIND == "e4m3":
-                total = tl.dot(left, right, total, max_num_imprecise_acc=COLUMNS)
-            else:
-                total = tl.dot(left, right, total, input_precision=PRECISION)
-        store(out, parts, total, split, bias, weight_scales, x_scales, rows, tokens, row_count, token_count, SPLIT,
-              BIAS, KIND != "plain" and not BLOCKED, KIND != "plain" and not X_GROUPED)  # fmt: skip
+        total = sum_of_split(
+            split, x, weight, x_scales, weight_scales, rows, tokens, row_count, token_count, column_count, stride_x,
+            block_rows, block_columns, scale_columns, x_groups, split_columns, KIND, BLOCKED, X_GROUPED, ROWS, TOKENS,
+            COLUMNS, PRECISION,
+        )  # fmt: skip
+        if MODE == "chain":
+            for following in range(1, splits):
+                total += sum_of_split(
+                    following, x, weight, x_scales, weight_scales, rows, tokens, row_count, token_count, column_count,
+                    stride_x, block_rows, block_columns, scale_columns, x_groups, split_columns, KIND, BLOCKED,
+                    X_GROUPED, ROWS, TOKENS, COLUMNS, PRECISION,
+                )  # fmt: skip
+        store(out, parts, total, split, bias, weight_scales, x_scales, rows, tokens, row_count, token_count,
+              MODE == "part", BIAS, KIND != "plain" and not BLOCKED, KIND != "plain" and not X_GROUPED)  # fmt: skip
 
 
 def multiply(
@@ -91,18 +114,19 @@ def multiply(
     grouped = token_scales is not None and token_scales.dim() == 2
     if (block or grouped) and SCALE_COLUMNS % config.columns:
         raise ValueError(f"steps of {config.columns} columns cross scales of {SCALE_COLUMNS}")
-    parts = empty_parts(out, launch.splits, torch.int32 if kind == "int8" else torch.float32)
+    parts = empty_parts(out, launch, torch.int32 if kind == "int8" else torch.float32)
     product_kernel[(launch.programs,)](
         out, parts, right, left, out if token_scales is None else token_scales,
         out if row_scales is None else row_scales, out if bias is None else bias,
         rows, tokens, columns, right.stride(0), block[0] if block else 1, block[1] if block else 1,
         row_scales.shape[1] if block and row_scales is not None else 1,
-        token_scales.shape[1] if grouped and token_scales is not None else 1, launch.split_columns, launch.tiles,
-        KIND=kind, BLOCKED=block is not None, X_GROUPED=grouped, SPLIT=launch.splits > 1, BIAS=bias is not None,
+        token_scales.shape[1] if grouped and token_scales is not None else 1, launch.split_columns, launch.splits,
+        launch.tiles,
+        KIND=kind, BLOCKED=block is not None, X_GROUPED=grouped, MODE=launch.mode, BIAS=bias is not None,
         ROWS=config.rows, TOKENS=config.tokens, COLUMNS=config.columns, TOGETHER=config.together,
         PRECISION="ieee" if left.dtype == torch.float32 else "tf32",
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
-    if launch.splits > 1:
+    if launch.mode == "part":
         join(out, parts, bias, None if block else row_scales, None if grouped else token_scales, launch.splits)
     return out

@@ -31,40 +31,60 @@ def widened(codes, scales, offsets, rows, k, row_count, column_count, group_size
 
 
 @triton.jit
+def sum_of_split(
+    split, codes, scales, offsets, x, rows, tokens, row_count, token_count, column_count, stride_x, stride_codes,
+    group_size, split_columns,
+    OFFSETS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """[ROWS, TOKENS] over the columns of one split."""
+    # A step's bytes: 16 of each chunk of 32 columns, the first half of the chunk low, the second high.
+    byte = tl.arange(0, COLUMNS // 2)
+    low_column = byte // 16 * 32 + byte % 16
+    from_codes = codes + rows[:, None].to(tl.int64) * stride_codes + byte[None, :]
+    from_x = x + tokens[None, :].to(tl.int64) * stride_x
+    is_row = (rows < row_count)[:, None]
+    is_token = (tokens < token_count)[None, :]
+    total = tl.zeros([ROWS, TOKENS], tl.float32)
+    for start in range(split * split_columns, tl.minimum((split + 1) * split_columns, column_count), COLUMNS):
+        pairs = tl.load(from_codes + start // 2, mask=is_row & (start // 2 + byte < stride_codes)[None, :], other=0)
+        k = start + low_column
+        low = tl.load(from_x + k[:, None], mask=is_token & (k < column_count)[:, None], other=0)
+        high = tl.load(from_x + k[:, None] + 16, mask=is_token & (k + 16 < column_count)[:, None], other=0)
+        first = widened(pairs & 15, scales, offsets, rows, k, row_count, column_count, group_size, OFFSETS, GROUPS,
+                        x.dtype.element_ty)  # fmt: skip
+        second = widened(pairs >> 4, scales, offsets, rows, k + 16, row_count, column_count, group_size, OFFSETS,
+                         GROUPS, x.dtype.element_ty)  # fmt: skip
+        total = tl.dot(first, low, total, input_precision=PRECISION)
+        total = tl.dot(second, high, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
 def int4_kernel(
     out, parts, x, codes, scales, offsets, bias, row_count, token_count, column_count, stride_x, stride_codes,
-    group_size, split_columns, tiles,
-    OFFSETS: tl.constexpr, GROUPS: tl.constexpr, SPLIT: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr,
+    group_size, split_columns, splits, tiles,
+    OFFSETS: tl.constexpr, GROUPS: tl.constexpr, MODE: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr,
     TOKENS: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # A step's bytes: 16 of each chunk of 32 columns, the first half of the chunk low, the second high.
-    half: tl.constexpr = COLUMNS // 2
-    byte = tl.arange(0, half)
-    low_column = byte // 16 * 32 + byte % 16
     row_tiles = tl.cdiv(row_count, ROWS)
     token_tiles = tl.cdiv(token_count, TOKENS)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row_tile, token_tile, split = place_of(tile, row_tiles, token_tiles, TOGETHER)
         rows = row_tile * ROWS + tl.arange(0, ROWS)
         tokens = token_tile * TOKENS + tl.arange(0, TOKENS)
-        from_codes = codes + rows[:, None].to(tl.int64) * stride_codes + byte[None, :]
-        from_x = x + tokens[None, :].to(tl.int64) * stride_x
-        is_row = (rows < row_count)[:, None]
-        is_token = (tokens < token_count)[None, :]
-        total = tl.zeros([ROWS, TOKENS], tl.float32)
-        for start in range(split * split_columns, tl.minimum((split + 1) * split_columns, column_count), COLUMNS):
-            pairs = tl.load(from_codes + start // 2, mask=is_row & (start // 2 + byte < stride_codes)[None, :], other=0)
-            k = start + low_column
-            low = tl.load(from_x + k[:, None], mask=is_token & (k < column_count)[:, None], other=0)
-            high = tl.load(from_x + k[:, None] + 16, mask=is_token & (k + 16 < column_count)[:, None], other=0)
-            first = widened(pairs & 15, scales, offsets, rows, k, row_count, column_count, group_size, OFFSETS, GROUPS,
-                            x.dtype.element_ty)  # fmt: skip
-            second = widened(pairs >> 4, scales, offsets, rows, k + 16, row_count, column_count, group_size, OFFSETS,
-                             GROUPS, x.dtype.element_ty)  # fmt: skip
-            total = tl.dot(first, low, total, input_precision=PRECISION)
-            total = tl.dot(second, high, total, input_precision=PRECISION)
-        store(out, parts, total, split, bias, scales, scales, rows, tokens, row_count, token_count, SPLIT, BIAS, False,
-              False)  # fmt: skip
+        total = sum_of_split(
+            split, codes, scales, offsets, x, rows, tokens, row_count, token_count, column_count, stride_x,
+            stride_codes, group_size, split_columns, OFFSETS, GROUPS, ROWS, TOKENS, COLUMNS, PRECISION,
+        )  # fmt: skip
+        if MODE == "chain":
+            for following in range(1, splits):
+                total += sum_of_split(
+                    following, codes, scales, offsets, x, rows, tokens, row_count, token_count, column_count, stride_x,
+                    stride_codes, group_size, split_columns, OFFSETS, GROUPS, ROWS, TOKENS, COLUMNS, PRECISION,
+                )  # fmt: skip
+        store(out, parts, total, split, bias, scales, scales, rows, tokens, row_count, token_count, MODE == "part",
+              BIAS, False, False)  # fmt: skip
 
 
 def multiply(x: Tensor, weight: Int4Weight, bias: Tensor | None, fixed_split: int | None) -> Tensor:
@@ -77,17 +97,17 @@ def multiply(x: Tensor, weight: Int4Weight, bias: Tensor | None, fixed_split: in
     step = 128 if tokens <= 16 and x.element_size() == 2 and fixed_split is None else 64
     launch = plan_launch("multiply_int4", tokens, weight.rows, columns, gpu, fixed_split, step=step)
     config = launch.config
-    parts = empty_parts(out, launch.splits, torch.float32)
+    parts = empty_parts(out, launch, torch.float32)
     int4_kernel[(launch.programs,)](
         out, parts, x, weight.codes, weight.scales, weight.scales if weight.offsets is None else weight.offsets,
         out if bias is None else bias, weight.rows, tokens, columns, x.stride(0), weight.codes.stride(0),
-        weight.group_size, launch.split_columns, launch.tiles,
+        weight.group_size, launch.split_columns, launch.splits, launch.tiles,
         OFFSETS=weight.offsets is not None,
         GROUPS=1 if weight.group_size % config.columns == 0 or weight.group_size >= columns else 2,
-        SPLIT=launch.splits > 1, BIAS=bias is not None, ROWS=config.rows, TOKENS=config.tokens, COLUMNS=config.columns,
+        MODE=launch.mode, BIAS=bias is not None, ROWS=config.rows, TOKENS=config.tokens, COLUMNS=config.columns,
         TOGETHER=config.together, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
-    if launch.splits > 1:
+    if launch.mode == "part":
         join(out, parts, bias, None, None, launch.splits)
     return out

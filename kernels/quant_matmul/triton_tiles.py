@@ -98,6 +98,7 @@ class Launch:
     tiles: int
     split_columns: int
     splits: int
+    mode: str  # "whole": one split; "part": a tile a split; "chain": a tile goes through all splits and adds them up
 
 
 def plan_launch(
@@ -126,9 +127,11 @@ def plan_launch(
         wanted = config.splits or max(1, min(2 * gpu.processors // area, 16))
         per_split = max(-(-steps // wanted), min(steps, 2))
     splits = max(1, -(-steps // per_split))
-    tiles = area * splits
+    # Where tiles alone keep the GPU busy, parts would only cost memory. The result is the same.
+    mode = "whole" if splits == 1 else "part" if area < gpu.processors else "chain"
+    tiles = area * splits if mode == "part" else area
     # Two programs a processor share it; more tiles than that wait for their turn inside a program.
-    return Launch(config, min(tiles, 2 * gpu.processors), tiles, per_split * config.columns, splits)
+    return Launch(config, min(tiles, 2 * gpu.processors), tiles, per_split * config.columns, splits, mode)
 
 
 def join(
@@ -144,9 +147,9 @@ def join(
     )  # fmt: skip
 
 
-def empty_parts(out: Tensor, splits: int, dtype: torch.dtype) -> Tensor:
-    """Room for splits; none is needed where there is one."""
-    return out if splits == 1 else out.new_empty((splits, *out.shape), dtype=dtype)
+def empty_parts(out: Tensor, launch: Launch, dtype: torch.dtype) -> Tensor:
+    """Room for splits; none is needed where a tile has them all."""
+    return out.new_empty((launch.splits, *out.shape), dtype=dtype) if launch.mode == "part" else out
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

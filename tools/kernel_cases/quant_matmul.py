@@ -29,9 +29,10 @@ def cases() -> dict[str, Callable[[], object]]:
         found[f"int8, {tokens}"] = lambda t=tokens: int8(t)  # type: ignore[misc]
         found[f"fp8, {tokens}"] = lambda t=tokens: fp8(t, None)  # type: ignore[misc]
         found[f"fp8 in blocks, {tokens}"] = lambda t=tokens: fp8(t, (128, 128))  # type: ignore[misc]
-    found["plain, fixed splits"] = lambda: multiply_plain(
-        torch.zeros(16, COLUMNS, dtype=bf16), torch.zeros(ROWS, COLUMNS, dtype=bf16), fixed_split=1024
-    )
+    for tokens in (16, 8192):
+        found[f"plain, fixed splits, {tokens}"] = lambda t=tokens: multiply_plain(  # type: ignore[misc]
+            torch.zeros(t, COLUMNS, dtype=bf16), torch.zeros(ROWS, COLUMNS, dtype=bf16), fixed_split=1024
+        )
     return found
 
 

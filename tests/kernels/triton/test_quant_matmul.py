@@ -118,6 +118,9 @@ def test_fixed_splits_do_not_depend_on_the_batch(device: torch.device) -> None:
     for token in (0, 8):
         alone = multiply_plain(x[token : token + 1], weight, fixed_split=256)
         torch.testing.assert_close(alone[0], whole[token], rtol=0, atol=0 if device.type == "cuda" else 1e-4)
+    # So many tiles that each adds up its splits itself; rows keep their places.
+    wider = multiply_plain(x, torch.cat([weight] * 3), fixed_split=256)
+    assert torch.equal(wider[:, :40], whole)
     packed = on(int4(40, 520, 64, False), device)
     whole = multiply_int4(x, packed, fixed_split=256)
     alone = multiply_int4(x[4:5], packed, fixed_split=256)
