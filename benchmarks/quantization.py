@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,9 @@ def main() -> int:
 
     work = options.work
     work.mkdir(parents=True, exist_ok=True)
-    reference = make_reference(options.model, work / "reference")
+    # In a process of its own: what this one ever held would count for those that it starts.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
+        reference = apart.submit(make_reference, options.model, work / "reference").result()
     scored, calibration = split_text(options.text, work)
     chosen = [recipe for recipe in recipes() if not options.only or recipe.name in options.only]
     costs = {recipe.name: make(recipe, reference, calibration, options.samples, work) for recipe in chosen}

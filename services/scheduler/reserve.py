@@ -37,7 +37,7 @@ Ask = tuple[kvmanager_pb2.Reservation, list[Executor]]
 
 
 def want_blocks(state: State, sequence: Sequence, ahead: int) -> None:
-    """Asks for blocks ahead of need: the likely length by what is granted and `ahead` more tokens, if it can use them."""
+    """Asks for blocks ahead of need: the likely length by what is granted, and `ahead` more tokens if usable."""
     wanted = max(likely_length(sequence) + ahead, sequence.slots_held + 1)
     sequence.slots_asked = max(sequence.slots_held, min(sequence.length_limit, wanted))
     state.extends.append(sequence)
