@@ -1,6 +1,7 @@
-"""Quantizes a model with llm-compressor, on the very samples that Quire takes of a text: to compare both.
+"""Quantizes a model with llm-compressor, on the samples that Quire takes of a text: to compare both.
 
-It runs in an environment of its own, where nothing of Quire is installed:
+The model's tokenizer is one that adds no first token. It runs in an environment of its own, where nothing of Quire is
+installed:
 
     python -m venv peer && peer/bin/pip install llmcompressor
     peer/bin/python benchmarks/llm_compressor.py quantized/reference quantized/calibration.txt quantized/peer-gptq-4-sym
@@ -17,8 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from datasets import Dataset
 from llmcompressor import oneshot
+from llmcompressor.modifiers.awq import AWQModifier
+from llmcompressor.modifiers.quantization import GPTQModifier
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
@@ -45,8 +49,8 @@ def main() -> int:
 
 
 def cut(tokenizer: Any, text: str, count: int, context: int) -> np.ndarray:
-    """Samples [at most count, context]: those of `services.executor.quantize.calibration`, without a first token."""
-    ids = np.array(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+    """Samples [at most count, context]: those of `services.executor.quantize.calibration`."""
+    ids = np.array(tokenizer(text[: count * context * 32], add_special_tokens=False)["input_ids"], np.int32)
     whole = len(ids) // context
     chosen = np.unique(np.linspace(0, whole - 1, min(count, whole)).round().astype(np.int64))
     return ids[: whole * context].reshape(whole, context)[chosen]
@@ -54,18 +58,12 @@ def cut(tokenizer: Any, text: str, count: int, context: int) -> np.ndarray:
 
 def recipe(options: argparse.Namespace) -> Any:
     """A modifier for all matrices but the head."""
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-
     weights = QuantizationArgs(
         num_bits=options.bits, type="int", symmetric=options.symmetric, strategy="group", group_size=options.group_size
     )
     groups = {"matrices": QuantizationScheme(targets=["Linear"], weights=weights)}
     if options.method == "awq":
-        from llmcompressor.modifiers.awq import AWQModifier
-
         return AWQModifier(config_groups=groups, ignore=["lm_head"])
-    from llmcompressor.modifiers.quantization import GPTQModifier
-
     return GPTQModifier(config_groups=groups, ignore=["lm_head"], actorder="group" if options.act_order else None)
 
 

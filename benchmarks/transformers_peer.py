@@ -36,15 +36,17 @@ def dequantized_folder(source: str, out: Path, dtype: Any) -> Path:
     if path.is_dir():
         return path
     checkpoint = open_checkpoint(path)
-    out.mkdir(parents=True)
+    out.mkdir(parents=True, exist_ok=True)
     for name, content in model_files(path, checkpoint.spec, "BF16", {}).items():
         (out / name).write_bytes(content)
     config = json.loads((out / "config.json").read_text())
     del config["quantization_config"]
     config["torch_dtype"] = str(dtype).removeprefix("torch.")
     (out / "config.json").write_text(json.dumps(config, indent=2))
-    weights = {name: torch.from_numpy(to_float32(checkpoint.tensor(name))) for name in expected_shapes(checkpoint.spec)}
-    tensors = {plain_name(name): values.to(dtype) for name, values in weights.items()}
+    tensors = {
+        plain_name(name): torch.from_numpy(to_float32(checkpoint.tensor(name))).to(dtype)
+        for name in expected_shapes(checkpoint.spec)
+    }
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     return out
 

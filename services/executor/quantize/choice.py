@@ -52,7 +52,7 @@ class Choice:
             if not self.mixed_bits or not set(self.mixed_bits) <= set(MIXED_BITS):
                 raise invalid("--auto-bits", f"{', '.join(map(str, self.mixed_bits))}: some of {MIXED_BITS}")
         if self.fp8_scales is not None and method not in FP8_METHODS:
-            raise invalid("--scales", f"it is fp8's, not {method}'s")
+            raise invalid("--scales", f"it is fp8's and gptq-fp8's, not {method}'s")
 
 
 @dataclass(frozen=True, slots=True)

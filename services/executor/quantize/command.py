@@ -31,7 +31,7 @@ With --auto, gptq measures what fewer bits of each layer would cost the model, a
   awq          weights that large inputs meet are rounded more finely (AWQ format; of other than 4 bits, GPTQ format)
   smoothquant  int8 weights and inputs, whose outliers weights have taken over (compressed-tensors)
   fp8          e4m3 weights and inputs; needs no text (compressed-tensors)
-  gptq-fp8     the same, where later columns make up for the error of those before"""
+  gptq-fp8     fp8's numbers, where later columns make up for the error of those before (compressed-tensors)"""
 
 EXAMPLES = """examples:
   quire quantize smollm2 --method gptq --calibration book.txt --out smollm2-gptq

@@ -41,8 +41,8 @@ class Scales:
 def quantize(weight: Tensor, block: tuple[int, int], scale_dtype: torch.dtype) -> Fp8Matrix:
     """A matrix [N, K] fp32, each weight at its nearest number."""
     scales = Scales.fit(weight, block, scale_dtype)
-    spread = scales.of_rows(len(weight)).repeat_interleave(scales.block[1], 0)[: weight.shape[1]].t()
-    return scales.matrix(_nearest(weight / spread))
+    parts = zip(weight.split(scales.block[1], 1), scales.of_rows(len(weight)), strict=True)
+    return scales.matrix(torch.cat([_nearest(part / scale[:, None]).view(torch.uint8) for part, scale in parts], 1))
 
 
 def quantize_compensated(
@@ -51,19 +51,19 @@ def quantize_compensated(
     """The same, but later columns make up for the error of those before, as in `gptq`."""
     scales = Scales.fit(weight, block, scale_dtype)
     of_rows = scales.of_rows(len(weight))
-    order = compensation.order
-    columns = weight.t()[order].contiguous()
+    columns = weight.t()[compensation.order].contiguous()  # [K, N], so that a column lies together
     codes = torch.empty(columns.shape, dtype=torch.float8_e4m3fn)
-    own = (order // scales.block[1]).tolist()
+    places = compensation.order.tolist()
 
     def rounded(index: int, column: Tensor) -> Tensor:
-        scale = of_rows[own[index]]
-        codes[index] = _nearest(column / scale)
-        return codes[index].float().mul_(scale)
+        place = places[index]
+        scale = of_rows[place // scales.block[1]]
+        codes[place] = _nearest(column / scale)
+        return codes[place].float().mul_(scale)
 
     round_in_turn(columns, compensation.factor, rounded)
-    return scales.matrix(codes.view(torch.uint8)[torch.argsort(order)].t().contiguous())
+    return scales.matrix(codes.t().contiguous())
 
 
 def _nearest(scaled: Tensor) -> Tensor:
-    return scaled.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+    return scaled.clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)

@@ -75,23 +75,23 @@ def quantize(weight: Tensor, compensation: Compensation, grid: Grid) -> GroupedM
         codes[index] = found
         return (found - own.zero).mul_(own.scale)
 
-    round_in_turn(columns, factor, rounded, width)
+    # Blocks begin where groups do, which are fitted to what their columns are by then.
+    block = math.gcd(width, _BLOCK) if _BLOCK < width < len(columns) else min(width, _BLOCK)
+    round_in_turn(columns, factor, rounded, block)
     place = torch.argsort(order)
     index = place // width if compensation.is_ordered else None
     return grouped(codes[place].t().contiguous(), numbers, width, grid, index)
 
 
 def round_in_turn(
-    columns: Tensor, factor: Tensor, rounded: Callable[[int, Tensor], Tensor], width: int | None = None
+    columns: Tensor, factor: Tensor, rounded: Callable[[int, Tensor], Tensor], block: int = _BLOCK
 ) -> None:
     """Rounds columns [K, N] one after the other; those that follow move in place by what makes up for each.
 
-    `rounded` gets a column's index and what it is by then, and says what it becomes, both [N]. Where the index is a
-    multiple of `width`, so many columns have moved for all that came before.
+    `rounded` gets a column's index and what it is by then, and says what it becomes, both [N]. Within a block columns
+    move at once, those behind it when it ends: where one begins, all columns have moved for what came before.
     """
     count = len(columns)
-    width = width or count
-    block = math.gcd(width, _BLOCK) if width < count and width > _BLOCK else min(width, _BLOCK)
     diagonal = factor.diagonal().tolist()
     for start in range(0, count, block):
         stop = min(start + block, count)

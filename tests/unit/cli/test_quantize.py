@@ -63,7 +63,7 @@ def test_without_a_text_the_model_writes_one(flags: list[str], capsys: pytest.Ca
         (["--group-size", "64", "--method", "smoothquant"], 2, "--group-size: smoothquant has no groups"),
         (["--asymmetric", "--method", "fp8"], 2, "--asymmetric: fp8 is symmetric"),
         (["--act-order", "--method", "awq"], 2, "--act-order: it is gptq's, not awq's"),
-        (["--scales", "block"], 2, "--scales: it is fp8's, not gptq's"),
+        (["--scales", "block"], 2, "--scales: it is fp8's and gptq-fp8's, not gptq's"),
         (["--auto", "--method", "awq"], 2, "--auto: it is gptq's, not awq's"),
         (["--auto", "--bits", "4"], 2, "--bits: --auto chooses them"),
         (["--bits-per-weight", "4"], 2, "--bits-per-weight: it is for --auto"),
