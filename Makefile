@@ -10,8 +10,8 @@ STAMP := $(VENV)/.quire-stamp
 PIP_FLAGS := --disable-pip-version-check -qq
 UP ?=
 TESTS ?=
-# Processes that share the tests; 0 for one that a debugger can enter.
-WORKERS ?= 2
+# Processes that share the tests. More than one makes tests that look at the clock compete with others.
+WORKERS ?= 0
 BENCH ?= engine
 PEERS ?=
 
