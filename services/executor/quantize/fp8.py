@@ -41,7 +41,7 @@ class Scales:
 def quantize(weight: Tensor, block: tuple[int, int], scale_dtype: torch.dtype) -> Fp8Matrix:
     """A matrix [N, K] fp32, each weight at its nearest number."""
     scales = Scales.fit(weight, block, scale_dtype)
-    parts = zip(weight.split(scales.block[1], 1), scales.of_rows(len(weight)), strict=True)
+    parts = zip(torch.split(weight, scales.block[1], dim=1), scales.of_rows(len(weight)), strict=True)
     return scales.matrix(torch.cat([_nearest(part / scale[:, None]).view(torch.uint8) for part, scale in parts], 1))
 
 
