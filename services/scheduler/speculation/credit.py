@@ -50,10 +50,10 @@ def grant(sequence: Sequence, steps: int, drafts: int, spare: int) -> int:
     sequence.granted_steps += steps
     credit = 0
     if drafts:
-        room = sequence.length_limit - sequence.least_length
+        most = sum(sequence.draft_limits)
         if sequence.slots_held < sequence.length_limit:
-            room = sequence.slots_held - sequence.least_length - spare
-        credit = max(0, min(sum(sequence.draft_limits), room) - sequence.draft_credit)
+            most = min(most, sequence.slots_held - sequence.least_length - spare)
+        credit = max(0, most - sequence.draft_credit)
         sequence.draft_credit += credit
     _project(sequence)
     return credit

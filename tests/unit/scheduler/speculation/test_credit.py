@@ -53,9 +53,11 @@ def test_drafts_have_a_credit_of_their_own_within_the_blocks() -> None:
 
 
 def test_blocks_that_hold_all_bound_no_drafts() -> None:
-    one = sequence(100, 150, 160)
-    assert grant(one, 3, 16, 4) == 47
-    assert one.projected_length == 150
+    """Near the end of the budget steps are granted that accepted drafts make needless."""
+    one = sequence(100, 104, 128)
+    assert fit(one, 8, 16, 4) == (4, 16)
+    assert grant(one, 4, 16, 4) == 64
+    assert one.projected_length == one.least_length == 104
 
 
 def test_blocks_are_asked_for_by_what_was_accepted_of_late() -> None:
