@@ -51,7 +51,7 @@ class OutputFolder:
         wanted = json.loads(json.dumps(request))
         with _writing(path):
             if stated.is_file():
-                _check_same(path, json.loads(stated.read_text()), wanted)
+                _check_same(path, _kept(path, stated), wanted)
             else:
                 if path.exists() and (not path.is_dir() or any(entry.name != UNFINISHED for entry in path.iterdir())):
                     raise invalid("--out", f"{path} is not an empty folder")
@@ -77,7 +77,7 @@ class OutputFolder:
     def choice(self) -> Any:
         """What an earlier run kept by `keep_choice`, or None."""
         path = self._work / _CHOICE
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return _kept(self.path, path) if path.is_file() else None
 
     def keep_choice(self, choice: Any) -> None:
         """What was decided by measuring, as JSON holds it."""
@@ -150,7 +150,19 @@ def _shards(parts: list[SafetensorsFile]) -> Iterator[dict[str, Part]]:
     yield shard
 
 
-def _check_same(path: Path, stated: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def _kept(out: Path, path: Path) -> Any:
+    """What an earlier run wrote as JSON. Raises INVALID_FIELD where it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise invalid(
+            "--out", f"{out} holds a damaged unfinished model ({path.name}: {error}); delete it, or name another folder"
+        ) from error
+
+
+def _check_same(path: Path, stated: Any, wanted: Mapping[str, Any]) -> None:
+    if not isinstance(stated, dict):
+        stated = {}
     different = [key for key in sorted(stated.keys() | wanted.keys()) if stated.get(key) != wanted.get(key)]
     if different:
         said = "; ".join(f"{key} was {stated.get(key)}, not {wanted.get(key)}" for key in different)

@@ -32,6 +32,18 @@ def test_names_are_those_that_are_read() -> None:
         assert canonical_name(plain_name(name)) == name
 
 
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [(b"{", "holds a damaged unfinished model"), (b"\xff", "holds a damaged"), (b"[]", "method was None, not gptq")],
+)
+def test_a_damaged_request_is_refused(tmp_path: Path, written: bytes, message: str) -> None:
+    OutputFolder(tmp_path / "out", REQUEST)
+    (tmp_path / "out" / UNFINISHED / "request.json").write_bytes(written)
+    with pytest.raises(QuireError, match=message) as raised:
+        OutputFolder(tmp_path / "out", REQUEST)
+    assert raised.value.reason is Reason.INVALID_FIELD
+
+
 def test_what_is_kept_is_there_in_the_next_run(tmp_path: Path) -> None:
     folder = OutputFolder(tmp_path / "out", REQUEST)
     assert folder.tokens() is None
