@@ -27,7 +27,6 @@ from services.executor.settings import ExecutorSettings
 from services.executor.speculation.draft import DraftProposer
 from services.executor.speculation.draft_model import DraftModel, LoadedDraft, load_draft
 from services.executor.speculation.early_exit import EarlyExitProposer
-from services.executor.speculation.ngram import NgramProposer
 from services.executor.speculation.proposer import Proposer
 from services.executor.speculation.setting import DraftSetting, parse_draft
 from services.executor.tiers.lower_tiers import LowerTiers, open_tiers
@@ -166,7 +165,14 @@ def _proposer(setting: DraftSetting, backend: Backend, draft: DraftModel | None,
             return EarlyExitProposer(backend, setting.layers)
         except ValueError as error:
             raise QuireError(Reason.MODEL_LOAD_FAILED, f"draft: {error}") from None
-    return NgramProposer(backend) if setting.ngram else None
+    if not setting.ngram:
+        return None
+    try:
+        from services.executor.speculation.ngram import NgramProposer
+    except ImportError as error:
+        what = f"draft: prompt lookup is native code, which cannot be loaded ({error}); `make native` compiles it"
+        raise QuireError(Reason.MODEL_LOAD_FAILED, what) from None
+    return NgramProposer(backend)
 
 
 def allocate(

@@ -34,6 +34,7 @@ NewArray<T> new_array(size_t count) {
 void bind_kernels(nanobind::module_& module);
 void bind_model(nanobind::module_& module);
 void bind_program(nanobind::module_& module);
+void bind_prompt_lookup(nanobind::module_& module);
 void bind_read_bandwidth(nanobind::module_& module);
 void bind_repack(nanobind::module_& module);
 void bind_sampler(nanobind::module_& module);

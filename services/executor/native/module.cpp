@@ -26,6 +26,7 @@ NB_MODULE(_native, module) {
   quire::bind_program(module);
   quire::bind_sampler(module);
   quire::bind_model(module);
+  quire::bind_prompt_lookup(module);
   quire::bind_read_bandwidth(module);
   quire::bind_repack(module);
 }

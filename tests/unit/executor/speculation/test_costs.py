@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels._native import StepCosts, best_draft_lengths
 from services.common.speculation import LEAST_PACE
-from services.executor.speculation.costs import MARGIN, StepCosts, best_lengths
+from services.executor.speculation.ngram import MARGIN
 
 
 def test_costs_lie_on_lines_between_what_was_measured_and_beyond() -> None:
@@ -39,7 +40,7 @@ def test_finds_the_best_rate(falling: list[list[float]], tokens: int, rises: lis
 
     best = max(map(rate, itertools.product(*(range(len(some) + 1) for some in chances))))
     plain = rate((0,) * len(chances))
-    lengths = best_lengths(chances, tokens, costs)
+    lengths = best_draft_lengths(chances, tokens, costs, margin=MARGIN, least_pace=LEAST_PACE)
     chosen = rate(tuple(lengths))
     if 2 * costs.seconds(tokens) > costs.seconds(tokens + sum(map(len, chances))):  # nobody can become too slow
         assert chosen == pytest.approx(best if best > plain * (1 + MARGIN) else plain)
@@ -59,9 +60,9 @@ def test_neighbours_keep_half_of_their_speed() -> None:
     """However much one of them gains by its drafts; where all gain, a step may take longer."""
     costs = StepCosts([(1, 1.0), (2, 1.1), (34, 9.1)])
     sure, none = [0.999**place for place in range(1, 17)], [0.0] * 16
-    (alone,) = best_lengths([sure], 1, costs)
-    beside, _ = best_lengths([sure, none], 2, costs)
-    both = best_lengths([sure, sure], 2, costs)
+    (alone,) = best_draft_lengths([sure], 1, costs, margin=MARGIN, least_pace=LEAST_PACE)
+    beside, _ = best_draft_lengths([sure, none], 2, costs, margin=MARGIN, least_pace=LEAST_PACE)
+    both = best_draft_lengths([sure, sure], 2, costs, margin=MARGIN, least_pace=LEAST_PACE)
     assert (alone, both) == (16, [16, 16])
     assert 0 < beside < 8
     assert pace([sure, none], [beside, 0], 2, costs) >= LEAST_PACE > pace([sure, none], [beside + 1, 0], 2, costs)

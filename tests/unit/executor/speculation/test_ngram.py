@@ -7,9 +7,7 @@ import pytest
 from services.executor.backends.base import SamplingRule
 from services.executor.batch import BlockTables
 from services.executor.sequences import Ending, Sequence
-from services.executor.speculation import ngram
-from services.executor.speculation.costs import StepCosts
-from services.executor.speculation.ngram import NgramProposer
+from services.executor.speculation.ngram import TRIED_EVERY, UNMEASURED, NgramProposer
 from services.executor.speculation.proposer import DraftRequest
 from tests.unit.executor.fake_backend import FakeBackend
 
@@ -22,10 +20,7 @@ def sequence(tokens: list[int]) -> Sequence:
 
 def proposer(*costs: tuple[int, float]) -> NgramProposer:
     """Without costs, drafts are free."""
-    made = NgramProposer(FakeBackend())
-    if costs:
-        made._costs = StepCosts(costs)
-    return made
+    return NgramProposer(FakeBackend(), costs or UNMEASURED)
 
 
 def drafts(tokens: list[int], most: int = 4) -> list[int]:
@@ -121,8 +116,8 @@ def test_tries_now_and_then_what_seems_not_to_pay() -> None:
     """Else steps that were once believed to be too long would stay so."""
     made = proposer((1, 1.0), (2, 5.0))
     text = [*range(40), *range(38)]
-    found = [made.propose([DraftRequest(sequence(text), 4)], TABLES, 1) for _ in range(ngram.TRIED_EVERY)]
-    assert found == [[[]]] * (ngram.TRIED_EVERY - 1) + [[[38]]]
+    found = [made.propose([DraftRequest(sequence(text), 4)], TABLES, 1) for _ in range(TRIED_EVERY)]
+    assert found == [[[]]] * (TRIED_EVERY - 1) + [[[38]]]
     for _ in range(8):
         made.computed(1, 0.1)
         made.computed(2, 0.11)
@@ -130,9 +125,17 @@ def test_tries_now_and_then_what_seems_not_to_pay() -> None:
     assert now == [38]
 
 
-def test_long_texts_are_taken_in_over_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram, "MOST_TAKEN", 6)
-    made = proposer()
+def test_long_texts_are_taken_in_over_several_steps() -> None:
+    made = NgramProposer(FakeBackend(), most_taken=6)
     requests = [DraftRequest(sequence([1, 2, 3, 4, 1, 2]), 2), DraftRequest(sequence([1, 2, 3, 4, 5, 1, 2, 3]), 2)]
     for expected in ([[3, 4], []], [[3, 4], []], [[3, 4], [4, 5]]):
         assert made.propose(requests, TABLES, 2) == expected
+
+
+def test_a_text_keeps_what_was_taken_in() -> None:
+    made, one = proposer(), sequence([1, 2, 3, 1, 2])
+    assert made.propose([DraftRequest(one, 2)], TABLES, 1) == [[3, 1]]
+    one.tokens.append(9)  # nothing holds on to the tokens
+    one.tokens = one.tokens[:4]
+    with pytest.raises(ValueError, match="shorter"):
+        made.propose([DraftRequest(one, 2)], TABLES, 1)

@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.executor.speculation.suffix_automaton import SuffixAutomaton
+from kernels._native import SuffixAutomaton
 
 
 def longest_repeat(text: list[int]) -> int:
@@ -20,12 +20,13 @@ def longest_repeat(text: list[int]) -> int:
 
 
 def check(automaton: SuffixAutomaton, text: list[int]) -> int:
-    length, end = automaton.match()
+    length, end, state = automaton.match()
     assert length == longest_repeat(text)
     if length:
         assert length <= end < len(text)
         assert text[end - length : end] == text[-length:]
-    assert automaton.match() == (length, end)
+    assert automaton.match() == (length, end, state)
+    assert bool(state) == bool(length)
     return end
 
 
@@ -71,4 +72,4 @@ def test_states_are_fewer_than_two_a_token() -> None:
         automaton = SuffixAutomaton()
         automaton.add(text)
         assert automaton.size == len(text)
-        assert len(automaton._lengths) <= 2 * len(text)
+        assert automaton.state_count <= 2 * len(text)
