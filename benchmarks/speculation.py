@@ -5,10 +5,13 @@
     python -m benchmarks.speculation --draft early-exit:8
 
 Each round asks all prompts of a kind once for every arm: without drafts, with the controller's choice, with fixed
-limits. Arms begin in another order each round, so that all see the same machine. Prompts are cached before, so that
-decoding is what is measured; texts must be equal whatever the arm. What counts is the time in which as many requests
-run as shall: from the first token of the first ones until there is no further request for one that ended. Ratios are
-of one round each; intervals are of their mean at 95%. Nothing else should run meanwhile.
+limits. Prompts are cached before, so that decoding is what is measured; texts must be equal whatever the arm. One
+request at a time, arms take turns prompt by prompt, and what counts is the time from each first token to the last one.
+Several at once, arms take turns set by set; answers are of half to one and a half times the length, so that they do
+not all begin and end together; and what counts is the time in which as many requests run as shall: from the first
+token of the first ones until there is no further request for one that ended. Arms begin in another order each time, so
+that all see the same machine. Ratios are of one round each; intervals are of their mean at 95%. Nothing else should
+run meanwhile.
 """
 
 from __future__ import annotations
@@ -96,12 +99,41 @@ def ask(client: Client, question: Question, arm: str, tokens: int) -> Heard:
     return heard
 
 
+def run_alone(
+    client: Client, asked: Sequence[Question], arms: Sequence[str], turn: int, tokens: int
+) -> dict[str, tuple[float, list[list[int]]]]:
+    """Output tokens per second while decoding, and all answers, of each arm; questions are asked with all in turn."""
+    heard: dict[str, list[Heard]] = {arm: [] for arm in arms}
+    for number, question in enumerate(asked, turn):
+        for place in range(len(arms)):
+            arm = arms[(number + place) % len(arms)]
+            heard[arm].append(ask(client, question, arm, tokens))
+    return {arm: (alone_rate(of), [one.ids for one in of]) for arm, of in heard.items()}
+
+
+def alone_rate(heard: Sequence[Heard]) -> float:
+    """Tokens per second after the first message of each answer."""
+    return sum(len(one.ids) - one.arrivals[0][1] for one in heard) / sum(
+        one.arrivals[-1][0] - one.arrivals[0][0] for one in heard
+    )
+
+
+def run_together(
+    client: Client, asked: Sequence[Question], arms: Sequence[str], turn: int, at_once: int, tokens: int
+) -> dict[str, tuple[float, list[list[int]]]]:
+    """The same of all questions with one arm after the other, `at_once` of them at any time."""
+    order = [arms[(turn + place) % len(arms)] for place in range(len(arms))]
+    return {arm: run(client, asked, arm, at_once, tokens) for arm in order}
+
+
 def run(
     client: Client, asked: Sequence[Question], arm: str, at_once: int, tokens: int
 ) -> tuple[float, list[list[int]]]:
     """Output tokens per second while all places are taken, and all answers."""
+    draw = random.Random(at_once)
+    lengths = [draw.randint(max(tokens // 2, 2), tokens * 3 // 2) for _ in asked]
     with ThreadPoolExecutor(at_once) as pool:
-        heard = list(pool.map(lambda question: ask(client, question, arm, tokens), asked))
+        heard = list(pool.map(lambda question, length: ask(client, question, arm, length), asked, lengths))
     return rate(heard, at_once), [one.ids for one in heard]
 
 
@@ -121,12 +153,15 @@ def measure(client: Client, kind: str, at_once: int, arms: Sequence[str], rounds
     while len(asked) < 3 * at_once:
         asked += questions(kind)
     run(client, asked, "off", at_once, 2)
-    _, expected = run(client, asked, "off", at_once, tokens)
+    expected: list[list[int]] | None = None
     for number in range(rounds):
-        for place in range(len(arms)):
-            arm = arms[(number + place) % len(arms)]
-            rate, answers = run(client, asked, arm, at_once, tokens)
-            found[arm].rates.append(rate)
+        if at_once == 1:
+            heard = run_alone(client, asked, arms, number, tokens)
+        else:
+            heard = run_together(client, asked, arms, number, at_once, tokens)
+        for arm, (speed, answers) in heard.items():
+            found[arm].rates.append(speed)
+            expected = expected or answers
             if answers != expected:
                 sys.exit(f"{kind}: an answer differs with speculation={arm}")
     return found

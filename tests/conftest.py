@@ -7,8 +7,10 @@ list fails the run.
 from __future__ import annotations
 
 import fnmatch
+import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["QUIRE_DERIVED"] = folder.name
     if not hasattr(config, "workerinput"):  # a worker's reports reach the process that started it
         config.pluginmanager.register(SkipCount(allowed_skips(ALLOWED.read_text())), "skip-count")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Undoes what a service that ran in this process did to logging: its handler writes to a captured stream that ends
+    with the test."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)

@@ -16,7 +16,7 @@ from services.executor.speculation.proposer import Proposer
 DECODE_STEPS = 2
 PREFILL_TOKENS = 48  # enough to measure by, and soon done
 VERIFIED = (1, 2, 3, 4, 6, 8, 12, 17)  # tokens of steps with drafts
-VERIFY_ROUNDS, VERIFY_SECONDS = 4, 0.25
+VERIFY_ROUNDS, VERIFY_SECONDS = 8, 0.5
 _TOKEN = 1  # any id below every vocabulary
 
 

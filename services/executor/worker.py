@@ -117,7 +117,7 @@ class StepLoop:
             compute_seconds = time.perf_counter() - compute_from + drafting
             self.core.finish(step, outputs)
             if self.proposer is not None and all(row.count == 1 for row in rows):
-                self._tell(self.proposer, len(step.inputs.token_ids), compute_seconds - drafting)
+                self._tell(self.proposer, len(rows), len(step.inputs.token_ids), compute_seconds - drafting)
         self.computing_since = None
         self._copy(self.core.copies_after())
         self._move(self.core.moves_after())
@@ -160,9 +160,9 @@ class StepLoop:
             self._drop(self.proposer)
         return caught_up - started, time.perf_counter() - caught_up
 
-    def _tell(self, proposer: Proposer, tokens: int, seconds: float) -> None:
+    def _tell(self, proposer: Proposer, plain: int, tokens: int, seconds: float) -> None:
         try:
-            proposer.computed(tokens, seconds)
+            proposer.computed(plain, tokens, seconds)
         except Exception:
             self._drop(proposer)
 

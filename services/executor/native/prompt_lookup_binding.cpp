@@ -68,12 +68,13 @@ void bind_parts(nb::module_& module) {
           },
           nb::arg("match"), nb::arg("verdict"), nb::arg("compared"), nb::arg("accepted"),
           "Of `compared` drafts behind a match, the first `accepted` were what came, and the next, if any, was not.");
-  nb::class_<StepCosts>(module, "StepCosts", "Seconds of a step by its tokens.")
+  nb::class_<StepCosts>(module, "StepCosts", "How much longer a step takes with drafts.")
       .def(
           "__init__", [](StepCosts* self, const Measured& measured) { new (self) StepCosts(measured); },
           nb::arg("measured"), "Pairs of tokens and seconds, ascending by tokens; at least two.")
-      .def("seconds", &StepCosts::seconds, nb::arg("tokens"))
-      .def("observe", &StepCosts::observe, nb::arg("tokens"), nb::arg("seconds"),
+      .def("ratio", &StepCosts::ratio, nb::arg("plain"), nb::arg("tokens"),
+           "How many times as long as a step of `plain` tokens one takes that has drafts beside them, `tokens` in all.")
+      .def("observe", &StepCosts::observe, nb::arg("plain"), nb::arg("tokens"), nb::arg("seconds"),
            "Takes in what the next step of decodes took.");
   module.def(
       "best_draft_lengths",
@@ -105,8 +106,12 @@ void bind_prompt_lookup(nb::module_& module) {
            "each; "
            "`tokens` the step has without them.")
       .def(
-          "computed", [](PromptLookup& self, int tokens, double seconds) { self.costs().observe(tokens, seconds); },
-          nb::arg("tokens"), nb::arg("seconds"), "Takes in what the next step of decodes took.");
+          "computed",
+          [](PromptLookup& self, int plain, int tokens, double seconds) {
+            self.costs().observe(plain, tokens, seconds);
+          },
+          nb::arg("plain"), nb::arg("tokens"), nb::arg("seconds"),
+          "Takes in what the next step of decodes took, with so many tokens, `plain` of them not drafts.");
 }
 
 }  // namespace quire

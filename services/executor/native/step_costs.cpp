@@ -1,18 +1,19 @@
 #include "services/executor/native/step_costs.h"
 
 #include <algorithm>
-#include <cmath>
+#include <bit>
 
 #include "services/executor/native/refuse.h"
 
 namespace quire {
 namespace {
 
-// Tokens of larger batches, whose steps are known only once they were computed.
-constexpr int kFurther[] = {32, 64, 128, 256};
-// Part of an error that is taken over where a figure was corrected often, and the most that one error counts (a
-// logarithm): other work on the machine makes single steps much longer.
-constexpr double kLeastGain = 0.05, kMostError = 0.5;
+// A token adds at least this part of what tokens add on average, and of the shortest step: a disturbed figure may hide
+// that it adds anything.
+constexpr double kLeastRise = 0.25, kLeastPart = 0.01;
+constexpr double kLeastSlope = 0.02, kMostSlope = 100.0;
+constexpr size_t kCompared = 32;         // comparisons that count: the latest ones
+constexpr double kMeasuredWeight = 2.0;  // what was measured at loading counts as much as so many
 
 struct Offer {
   double chance;
@@ -29,55 +30,58 @@ StepCosts::StepCosts(std::span<const std::pair<int, double>> measured) {
     seconds_.push_back(seconds);
   }
   for (size_t at = seconds_.size() - 1; at-- > 0;) seconds_[at] = std::min(seconds_[at], seconds_[at + 1]);
-  for (const int tokens : kFurther) {
-    if (tokens <= tokens_.back()) continue;
-    seconds_.push_back(seconds(tokens));
-    tokens_.push_back(tokens);
+  const double average = (seconds_.back() - seconds_.front()) / (tokens_.back() - tokens_.front());
+  const double least = std::max(kLeastRise * average, kLeastPart * seconds_.front());
+  for (size_t at = 1; at < seconds_.size(); at++) {
+    seconds_[at] = std::max(seconds_[at], seconds_[at - 1] + least * (tokens_[at] - tokens_[at - 1]));
   }
-  corrected_.assign(tokens_.size(), 0.0);
 }
 
-double StepCosts::seconds(int tokens) const {
-  const size_t at = above(tokens);
+double StepCosts::ratio(int plain, int tokens) const {
+  return 1.0 + slopes_[size_class(plain)].median * rise(plain, tokens);
+}
+
+void StepCosts::observe(int plain, int tokens, double seconds) {
+  const Step before = std::exchange(before_, {plain, tokens, seconds});
+  if (before.plain != plain || before.tokens == tokens || !(seconds > 0.0 && before.seconds > 0.0)) return;
+  const auto [fewer, more] = std::minmax(before.tokens, tokens);
+  const double measured = tokens > before.tokens ? seconds / before.seconds : before.seconds / seconds;
+  // measured = (1 + slope * rise(more)) / (1 + slope * rise(fewer))
+  const double rises = rise(plain, more) - measured * rise(plain, fewer);
+  const double slope = rises > 0.0 ? (measured - 1.0) / rises : kMostSlope;
+  learn(slopes_[size_class(plain)],
+        {std::clamp(slope, kLeastSlope, kMostSlope), std::min(1.0, double(more - fewer) / plain)});
+}
+
+double StepCosts::measured(int tokens) const {
+  const auto found = std::lower_bound(tokens_.begin() + 1, tokens_.end() - 1, tokens);
+  const size_t at = size_t(found - tokens_.begin());
   const double slope = (seconds_[at] - seconds_[at - 1]) / (tokens_[at] - tokens_[at - 1]);
-  // Corrected figures may fall; going on like that would come to nothing.
-  if (tokens > tokens_[at]) return seconds_[at] + std::max(slope, 0.0) * (tokens - tokens_[at]);
-  return seconds_[at - 1] + slope * (tokens - tokens_[at - 1]);
+  return seconds_[at] + slope * (tokens - tokens_[at]);
 }
 
-void StepCosts::observe(int tokens, double seconds) {
-  const int other = before_tokens_;
-  const double other_seconds = before_seconds_;
-  before_tokens_ = tokens;
-  before_seconds_ = seconds;
-  if (!other || other == tokens || !(seconds > 0.0 && other_seconds > 0.0)) return;
-  const bool grew = tokens > other;
-  const int fewer = grew ? other : tokens, more = grew ? tokens : other;
-  const double measured = grew ? seconds / other_seconds : other_seconds / seconds;
-  const double error = std::log(measured) - std::log(this->seconds(more) / this->seconds(fewer));
-  correct(fewer, more, std::clamp(error, -kMostError, kMostError));
-}
+double StepCosts::rise(int plain, int tokens) const { return measured(tokens) / measured(plain) - 1.0; }
 
-// Moves the figures beside `more`, as far as they are not those of `fewer`; unseen ones above move along.
-void StepCosts::correct(int fewer, int more, double error) {
-  const size_t at = above(more);
-  const double part = std::clamp(double(more - tokens_[at - 1]) / double(tokens_[at] - tokens_[at - 1]), 0.0, 1.0);
-  double factor = 1.0;
-  for (const auto& [knot, weight] : {std::pair(at - 1, 1.0 - part), std::pair(at, part)}) {
-    if (weight <= 0.0 || tokens_[knot] <= fewer) continue;
-    const double gain = std::max(kLeastGain, 1.0 / (2.0 + corrected_[knot]));
-    factor = std::exp(gain * weight * error);
-    seconds_[knot] *= factor;
-    corrected_[knot] += weight;
+size_t StepCosts::size_class(int plain) { return size_t(std::bit_width(unsigned(std::max(plain, 1) - 1))) % 32; }
+
+void StepCosts::learn(Slope& slope, Comparison comparison) {
+  auto& compared = slope.compared;
+  if (compared.size() < kCompared) {
+    compared.push_back(comparison);
+  } else {
+    compared[slope.next] = comparison;
+    slope.next = (slope.next + 1) % kCompared;
   }
-  for (size_t knot = at + 1; knot < tokens_.size(); knot++) {
-    if (corrected_[knot] == 0.0) seconds_[knot] *= factor;
+  auto sorted = compared;
+  sorted.push_back({1.0, kMeasuredWeight});
+  std::sort(sorted.begin(), sorted.end(), [](const Comparison& a, const Comparison& b) { return a.slope < b.slope; });
+  double left = 0.0;
+  for (const auto& [_, weight] : sorted) left += weight / 2;
+  for (const auto& [at, weight] : sorted) {
+    slope.median = at;
+    left -= weight;
+    if (left <= 0.0) break;
   }
-}
-
-size_t StepCosts::above(int tokens) const {
-  const size_t at = std::lower_bound(tokens_.begin(), tokens_.end(), tokens) - tokens_.begin();
-  return std::min(std::max(at, size_t(1)), tokens_.size() - 1);
 }
 
 std::vector<int> best_lengths(const std::vector<std::vector<double>>& chances, int tokens, const StepCosts& costs,
@@ -88,22 +92,21 @@ std::vector<int> best_lengths(const std::vector<std::vector<double>>& chances, i
   }
   // Chances of a sequence fall with every draft, so the likeliest of all never skip one.
   std::stable_sort(offers.begin(), offers.end(), [](const Offer& a, const Offer& b) { return a.chance > b.chance; });
-  const double plain = costs.seconds(tokens);
-  std::vector<double> gains(chances.size(), 1.0);  // tokens that are expected of each
-  double expected = tokens, best_rate = expected / plain * (1.0 + terms.margin);
+  std::vector<double> gains(chances.size(), 1.0);                         // tokens that are expected of each
+  double expected = tokens, best_rate = expected * (1.0 + terms.margin);  // for each time that a plain step takes
   size_t best_count = 0;
   for (size_t count = 1; count <= offers.size(); count++) {
     const auto& [chance, sequence] = offers[count - 1];
     expected += chance;
     gains[sequence] += chance;
-    const double seconds = costs.seconds(tokens + int(count));
-    if (expected <= best_rate * seconds) continue;
-    if (terms.least_pace * seconds > plain) {
+    const double longer = costs.ratio(tokens, tokens + int(count));
+    if (expected <= best_rate * longer) continue;
+    if (terms.least_pace * longer > 1.0) {
       const bool all_may = gains.size() == size_t(tokens);  // else there is one that has no drafts
       const double slowest = all_may ? *std::min_element(gains.begin(), gains.end()) : 1.0;
-      if (slowest * plain < terms.least_pace * seconds) continue;
+      if (slowest < terms.least_pace * longer) continue;
     }
-    best_rate = expected / seconds;
+    best_rate = expected / longer;
     best_count = count;
   }
   std::vector<int> lengths(chances.size(), 0);

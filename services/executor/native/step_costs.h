@@ -1,6 +1,7 @@
 // What drafts must give to pay for themselves: a step with more tokens takes longer.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <span>
 #include <utility>
@@ -8,28 +9,46 @@
 
 namespace quire {
 
-// Seconds of a step by its tokens: straight lines between figures, and beyond them.
+// How many times as long a step takes with drafts as without: as it was when a model was loaded, and corrected since.
 //
-// Only their ratios matter, and these stay where everything becomes slower, so a step is compared with the step just
-// before it: what the machine did besides was the same for both.
+// What was measured at loading gives the shape: straight lines between figures, and beyond them. How steep it is, is
+// learned for batches of about the same size. Steps that follow each other are compared, for the machine was the same
+// for both, and the median of such comparisons counts: single steps are often disturbed.
 class StepCosts {
  public:
   // Pairs of tokens and seconds, ascending by tokens. Throws std::invalid_argument where there are not at least two.
   // Other work on the machine only adds to them: no step takes longer than one with more tokens.
   explicit StepCosts(std::span<const std::pair<int, double>> measured);
 
-  double seconds(int tokens) const;
+  // Of a step of `tokens`, `plain` of them not drafts.
+  double ratio(int plain, int tokens) const;
   // Takes in what the next step of decodes took.
-  void observe(int tokens, double seconds);
+  void observe(int plain, int tokens, double seconds);
 
  private:
-  void correct(int fewer, int more, double error);
-  size_t above(int tokens) const;  // the figure at or above so many tokens that has one below it
+  struct Comparison {
+    double slope, weight;
+  };
+  // Of batches of about the same size.
+  struct Slope {
+    std::vector<Comparison> compared;  // the latest ones
+    size_t next = 0;                   // to be replaced once there are enough
+    double median = 1.0;
+  };
+  struct Step {
+    int plain = 0, tokens = 0;
+    double seconds = 0.0;
+  };
+
+  double measured(int tokens) const;
+  double rise(int plain, int tokens) const;  // of what was measured, as a part of the plain step
+  static size_t size_class(int plain);
+  static void learn(Slope& slope, Comparison comparison);
 
   std::vector<int> tokens_;
-  std::vector<double> seconds_, corrected_;  // corrected_: how often each was
-  int before_tokens_ = 0;                    // of the step before; 0 for none
-  double before_seconds_ = 0.0;
+  std::vector<double> seconds_;
+  std::array<Slope, 32> slopes_;  // by size class
+  Step before_;
 };
 
 // What a step must be to have drafts.

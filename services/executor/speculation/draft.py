@@ -58,7 +58,7 @@ class DraftProposer:
         self._extend([chain for chain in chains if chain.most and chain.computed < chain.end])
         return [chain.draft_ids for chain in chains]
 
-    def computed(self, tokens: int, seconds: float) -> None:
+    def computed(self, plain: int, tokens: int, seconds: float) -> None:
         """How many drafts pay is its scheduler's to say."""
 
     def _room(self, sequence: Sequence, most: int) -> int:

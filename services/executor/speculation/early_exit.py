@@ -49,5 +49,5 @@ class EarlyExitProposer:
         )
         return [chain.draft_ids for chain in chains]
 
-    def computed(self, tokens: int, seconds: float) -> None:
+    def computed(self, plain: int, tokens: int, seconds: float) -> None:
         """How many drafts pay is its scheduler's to say."""

@@ -18,7 +18,7 @@ from services.executor.batch import BlockTables
 from services.executor.speculation.proposer import DraftRequest
 from services.executor.warmup import verify_costs
 
-MARGIN = 0.02
+MARGIN = 0.05
 """Drafts must promise so much more than none: chances and costs are estimates, and the best of many is flattered."""
 MOST_TAKEN = 2048
 """Tokens that texts take in before one step: a long prompt is taken in over several, which go on without drafts."""
@@ -74,5 +74,5 @@ class NgramProposer:
         token_ids = [np.frombuffer(sequence.tokens, np.int32) for sequence, _ in requests]
         return self._lookup.propose(texts, token_ids, [most for _, most in requests], tokens)
 
-    def computed(self, tokens: int, seconds: float) -> None:
-        self._lookup.computed(tokens, seconds)
+    def computed(self, plain: int, tokens: int, seconds: float) -> None:
+        self._lookup.computed(plain, tokens, seconds)

@@ -40,6 +40,6 @@ class Proposer(Protocol):
         """
         ...
 
-    def computed(self, tokens: int, seconds: float) -> None:
-        """Hears what each step of decodes took, with how many tokens, drafts among them."""
+    def computed(self, plain: int, tokens: int, seconds: float) -> None:
+        """Hears what each step of decodes took, with so many tokens, `plain` of them not drafts."""
         ...

@@ -183,7 +183,7 @@ class Guess:
         self.calls += 1
         return [[self.tokens[(self.calls * 7 + at) % len(self.tokens)] for at in range(most)] for _, most in requests]
 
-    def computed(self, tokens, seconds):
+    def computed(self, plain, tokens, seconds):
         pass
 
 

@@ -38,7 +38,7 @@ class Oracle:
         self.proposed += drafts
         return drafts
 
-    def computed(self, tokens: int, seconds: float) -> None:
+    def computed(self, plain: int, tokens: int, seconds: float) -> None:
         """Drafts whatever steps take."""
 
     def _draft(self, tokens: list[int], most: int) -> list[int]:

@@ -119,10 +119,10 @@ def test_tries_now_and_then_what_seems_not_to_pay() -> None:
     found = [made.propose([DraftRequest(sequence(text), 4)], TABLES, 1) for _ in range(TRIED_EVERY)]
     assert found == [[[]]] * (TRIED_EVERY - 1) + [[[38]]]
     for _ in range(8):
-        made.computed(1, 0.1)
-        made.computed(2, 0.11)
+        made.computed(1, 1, 0.1)
+        made.computed(1, 2, 0.11)
     (now,) = made.propose([DraftRequest(sequence(text), 2)], TABLES, 1)
-    assert now == [38]
+    assert now == [38, 39]
 
 
 def test_long_texts_are_taken_in_over_several_steps() -> None:
