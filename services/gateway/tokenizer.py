@@ -18,9 +18,20 @@ import tokenizers
 from services.common.errors import QuireError, Reason
 from services.gateway.chat_template import ChatTemplate
 from services.gateway.detokenizer import IncrementalDetokenizer
+from services.gateway.output.template_facts import MARKS, TemplateFacts
 from services.gateway.token_pieces import TokenPieces
 
 SHORT_CHARACTERS = 4096
+
+
+class ShownPieces:
+    """The bytes of each token, with some special ones."""
+
+    def __init__(self, shown: TokenPieces, every: TokenPieces) -> None:
+        self._shown, self._every = shown, every
+
+    def pieces(self, skip_special: bool) -> TokenPieces:
+        return self._shown if skip_special else self._every
 
 
 class ModelTokenizer:
@@ -44,6 +55,8 @@ class ModelTokenizer:
         decoder = json.loads(tokenizer_json)["decoder"]
         self._all = TokenPieces(self._text_of, decoder)
         self._without_special = TokenPieces(self._text_of, decoder, skip=self.special_ids)
+        marks = frozenset(token_id for token_id in self.special_ids if added[token_id].content in MARKS)
+        self._with_marks = TokenPieces(self._text_of, decoder, skip=self.special_ids - marks) if marks else None
 
     @classmethod
     def from_bundle(cls, data: bytes) -> ModelTokenizer:
@@ -80,6 +93,15 @@ class ModelTokenizer:
         """The bytes of each token, with special ones empty or not."""
         return self._without_special if skip_special else self._all
 
+    def showing_marks(self) -> ShownPieces:
+        """The bytes of each token for whoever reads thinking and calls: special tokens that mark these show."""
+        return ShownPieces(self._with_marks or self._without_special, self._all)
+
+    @property
+    def facts(self) -> TemplateFacts:
+        """What the chat template shows of the model."""
+        return TemplateFacts() if self._template is None else self._template.facts
+
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to the text: possibly part of a character; the text of a special token."""
         return self._all[token_id]
@@ -87,7 +109,12 @@ class ModelTokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in self.special_ids
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinking: bool | None = None,
+    ) -> str:
         """The prompt that the model's template makes of {role, content, ...} messages, ready for the answer.
 
         CPU-bound: call it off the event loop. Raises INVALID_FIELD where the template refuses the messages.
@@ -96,11 +123,16 @@ class ModelTokenizer:
             raise QuireError(
                 Reason.UNSUPPORTED, "this model has no chat template; send its prompt as text", field="chat"
             )
-        return self._template.render(messages)
+        return self._template.render(messages, tools, thinking)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinking: bool | None = None,
+    ) -> list[int]:
         """Ids of the rendered chat, with exactly one BOS where the model's tokenizer or template has one."""
-        return self.encode(self.render_chat(messages))
+        return self.encode(self.render_chat(messages, tools, thinking))
 
     def _text_of(self, token_id: int) -> str | None:
         if not 0 <= token_id < 2**32:

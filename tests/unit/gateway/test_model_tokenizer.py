@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.errors import QuireError, Reason
+from services.gateway.detokenizer import IncrementalDetokenizer
 from services.gateway.tokenizer import ModelTokenizer
-from tests.fixtures.vocabularies import BOS, BOS_ID, CHAT_TEMPLATE, EOS_ID, Vocabulary, byte_level, sentencepiece
+from tests.fixtures.vocabularies import BOS, BOS_ID, CHAT_TEMPLATE, EOS, EOS_ID, Vocabulary, byte_level, sentencepiece
 
 BYTES = byte_level(["Hi", "é!", b"\xf0\x9f", b"\x98\x80"])
 PIECES = sentencepiece(["▁Hello", "▁world", "▁", "lo", "▁▁"])
@@ -133,3 +134,18 @@ def test_s1_other_bytes_are_no_bundle(data: bytes) -> None:
     with pytest.raises(QuireError, match="not a tokenizer bundle") as failure:
         ModelTokenizer.from_bundle(data)
     assert failure.value.reason is Reason.PROTOCOL
+
+
+def test_marks_show_to_whoever_reads_calls() -> None:
+    """Where they are special tokens, which clients do not see otherwise; other special tokens stay hidden."""
+    vocabulary = byte_level(["<|python_tag|>", "<think>"])
+    for token_id, text in ((260, "<|python_tag|>"), (261, "<think>")):
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        vocabulary.tokenizer["added_tokens"].append({"id": token_id, "content": text, **flags})
+    tokenizer = ModelTokenizer(vocabulary.to_json(), {"eos_token": EOS})
+    ids = [261, EOS_ID, ord("a"), 260]
+    assert tokenizer.decode(ids) == "a"
+    shown = IncrementalDetokenizer(tokenizer.showing_marks(), (), True)
+    assert shown.push(ids) == "<think>a<|python_tag|>"
+    every = IncrementalDetokenizer(tokenizer.showing_marks(), (), False)
+    assert every.push(ids) == f"<think>{EOS}a<|python_tag|>"
