@@ -98,15 +98,15 @@ def open_request(
     """The request with what makes text of its tokens."""
     ends = end_ids(model, submit.stop)
     opened = OpenRequest(submit, model, ends, arrived_at, deadline_at, meter.tokens)
+    vocabulary = loaded.tokenizer if reading is None else loaded.tokenizer.showing_marks()
     makers = []
     for choice in opened.choices:
-        pieces = loaded.tokenizer if reading is None else loaded.tokenizer.showing_marks()
-        detokenizer = IncrementalDetokenizer(pieces, opened.prompt_ids, not keep_special)
+        detokenizer = IncrementalDetokenizer(vocabulary, opened.prompt_ids, not keep_special)
         matcher = None
         if submit.stop.stop:
             hidden = () if keep_special else loaded.special_texts
             matcher = StopMatcher(submit.stop.stop, hidden, submit.stop.include_stop)
-        text = ChoiceText(loaded.tokenizer, detokenizer, matcher, ends, keep_special)
+        text = ChoiceText(vocabulary, detokenizer, matcher, ends, keep_special)
         reader = OutputReader(text, None if reading is None else reading.parser())
         makers.append(DeltaMaker(loaded.tokenizer, choice, reader, opened.wants_scores))
     grant.used = lambda: len(opened.prompt_ids) + sum(len(choice.output) for choice in opened.choices)

@@ -24,21 +24,14 @@ from services.gateway.token_pieces import TokenPieces
 SHORT_CHARACTERS = 4096
 
 
-class ShownPieces:
-    """The bytes of each token, with some special ones."""
-
-    def __init__(self, shown: TokenPieces, every: TokenPieces) -> None:
-        self._shown, self._every = shown, every
-
-    def pieces(self, skip_special: bool) -> TokenPieces:
-        return self._shown if skip_special else self._every
-
-
 class ModelTokenizer:
     """Text to ids and back. Immutable once made, so any number of threads may share it."""
 
     def __init__(self, tokenizer_json: str, config: Mapping[str, Any], fingerprint: str = "") -> None:
-        """`config` has chat_template, add_bos and the special strings, such as bos_token and eos_token."""
+        """`config` has chat_template, add_bos and the special strings, such as bos_token and eos_token.
+
+        Where there is a tool_template, it is for chats with tools.
+        """
         self.fingerprint = fingerprint
         self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
         self._tokenizer.no_truncation()
@@ -50,13 +43,16 @@ class ModelTokenizer:
         self.eos_id: int | None = self._tokenizer.token_to_id(eos) if eos else None
         self.adds_bos = bool(config.get("add_bos")) and self.bos_id is not None
         strings = {name: text for name, text in config.items() if name.endswith("_token") and isinstance(text, str)}
-        template = config.get("chat_template")
+        template, for_tools = config.get("chat_template"), config.get("tool_template")
         self._template = ChatTemplate(template, strings) if template else None
+        self._tool_template = ChatTemplate(for_tools, strings) if for_tools else self._template
         decoder = json.loads(tokenizer_json)["decoder"]
         self._all = TokenPieces(self._text_of, decoder)
         self._without_special = TokenPieces(self._text_of, decoder, skip=self.special_ids)
-        marks = frozenset(token_id for token_id in self.special_ids if added[token_id].content in MARKS)
-        self._with_marks = TokenPieces(self._text_of, decoder, skip=self.special_ids - marks) if marks else None
+        self._marks = frozenset(token_id for token_id in self.special_ids if added[token_id].content in MARKS)
+        self._with_marks = self._without_special
+        if self._marks:
+            self._with_marks = TokenPieces(self._text_of, decoder, skip=self.special_ids - self._marks)
 
     @classmethod
     def from_bundle(cls, data: bytes) -> ModelTokenizer:
@@ -93,14 +89,16 @@ class ModelTokenizer:
         """The bytes of each token, with special ones empty or not."""
         return self._without_special if skip_special else self._all
 
-    def showing_marks(self) -> ShownPieces:
-        """The bytes of each token for whoever reads thinking and calls: special tokens that mark these show."""
-        return ShownPieces(self._with_marks or self._without_special, self._all)
+    def showing_marks(self) -> MarkedVocabulary:
+        """The same for whoever reads thinking and calls: special tokens that mark these are text as any other."""
+        return MarkedVocabulary(self, self._with_marks, self._marks)
 
     @property
     def facts(self) -> TemplateFacts:
-        """What the chat template shows of the model."""
-        return TemplateFacts() if self._template is None else self._template.facts
+        """What the chat templates show of the model."""
+        if self._template is None or self._tool_template is None:
+            return TemplateFacts()
+        return self._template.facts.with_tools_of(self._tool_template.facts)
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to the text: possibly part of a character; the text of a special token."""
@@ -119,11 +117,12 @@ class ModelTokenizer:
 
         CPU-bound: call it off the event loop. Raises INVALID_FIELD where the template refuses the messages.
         """
-        if self._template is None:
+        template = self._tool_template if tools else self._template
+        if template is None:
             raise QuireError(
                 Reason.UNSUPPORTED, "this model has no chat template; send its prompt as text", field="chat"
             )
-        return self._template.render(messages, tools, thinking)
+        return template.render(messages, tools, thinking)
 
     def encode_chat(
         self,
@@ -139,3 +138,22 @@ class ModelTokenizer:
             return None
         text: str | None = self._tokenizer.id_to_token(token_id)
         return text
+
+
+class MarkedVocabulary:
+    """A tokenizer's tokens, of which some special ones are text."""
+
+    def __init__(self, tokenizer: ModelTokenizer, shown: TokenPieces, marks: frozenset[int]) -> None:
+        self._tokenizer, self._shown, self._marks = tokenizer, shown, marks
+
+    def pieces(self, skip_special: bool) -> TokenPieces:
+        return self._shown if skip_special else self._tokenizer.pieces(False)
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        return self._tokenizer.decode(ids, skip_special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._tokenizer.token_bytes(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id not in self._marks and self._tokenizer.is_special(token_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.gateway.output import hermes, llama, thinking
 from services.gateway.output.parts import Parser
@@ -39,6 +39,16 @@ class TemplateFacts:
     shows_calls: bool = False  # of earlier messages
     thinks: bool = False
     switches_thinking: bool = False
+
+    def with_tools_of(self, other: TemplateFacts) -> TemplateFacts:
+        """What two templates of a model show, of which the other is for chats with tools."""
+        return replace(
+            self,
+            takes_tools=other.takes_tools,
+            style=other.style,
+            shows_calls=other.shows_calls,
+            thinks=self.thinks or other.thinks,
+        )
 
 
 def facts_of(source: str, variables: Collection[str]) -> TemplateFacts:

@@ -13,8 +13,20 @@ from hypothesis import strategies as st
 
 from services.common.errors import QuireError, Reason
 from services.gateway.detokenizer import IncrementalDetokenizer
+from services.gateway.output.template_facts import Style
 from services.gateway.tokenizer import ModelTokenizer
-from tests.fixtures.vocabularies import BOS, BOS_ID, CHAT_TEMPLATE, EOS, EOS_ID, Vocabulary, byte_level, sentencepiece
+from tests.fixtures.chat_templates import HERMES
+from tests.fixtures.vocabularies import (
+    BOS,
+    BOS_ID,
+    CHAT_TEMPLATE,
+    EOS,
+    EOS_ID,
+    Vocabulary,
+    byte_level,
+    sentencepiece,
+    special,
+)
 
 BYTES = byte_level(["Hi", "é!", b"\xf0\x9f", b"\x98\x80"])
 PIECES = sentencepiece(["▁Hello", "▁world", "▁", "lo", "▁▁"])
@@ -140,8 +152,7 @@ def test_marks_show_to_whoever_reads_calls() -> None:
     """Where they are special tokens, which clients do not see otherwise; other special tokens stay hidden."""
     vocabulary = byte_level(["<|python_tag|>", "<think>"])
     for token_id, text in ((260, "<|python_tag|>"), (261, "<think>")):
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-        vocabulary.tokenizer["added_tokens"].append({"id": token_id, "content": text, **flags})
+        vocabulary.tokenizer["added_tokens"].append(special(token_id, text))
     tokenizer = ModelTokenizer(vocabulary.to_json(), {"eos_token": EOS})
     ids = [261, EOS_ID, ord("a"), 260]
     assert tokenizer.decode(ids) == "a"
@@ -149,3 +160,15 @@ def test_marks_show_to_whoever_reads_calls() -> None:
     assert shown.push(ids) == "<think>a<|python_tag|>"
     every = IncrementalDetokenizer(tokenizer.showing_marks(), (), False)
     assert every.push(ids) == f"<think>{EOS}a<|python_tag|>"
+    marked = tokenizer.showing_marks()
+    assert [marked.is_special(token) for token in (*ids, 5)] == [False, True, False, False, False]
+    assert [tokenizer.is_special(token) for token in ids] == [True, True, False, True]
+
+
+def test_a_template_for_tools_alone() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    tokenizer = make(chat_template="plain", tool_template=HERMES)
+    assert tokenizer.render_chat(MESSAGES) == "plain"
+    assert "<tools>" in tokenizer.render_chat(MESSAGES, [tool])
+    assert (tokenizer.facts.takes_tools, tokenizer.facts.style) == (True, Style.HERMES)
+    assert not make(chat_template="plain").facts.takes_tools
