@@ -27,8 +27,8 @@ from quire.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, scheduler_sta
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 DEFAULT_TARGET = "127.0.0.1:50051"
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
-"""Text, token ids, or a chat as {"role": ..., "content": ...} messages."""
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text, token ids, or a chat as {"role": ..., "content": ...} messages, with the fields of ChatMessage."""
 
 _SAMPLING = frozenset(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 _STOP = frozenset(types_pb2.StopCriteria.DESCRIPTOR.fields_by_name)
@@ -36,6 +36,7 @@ _TARGETS = frozenset({"target_first_token_ms", "target_token_gap_ms"})
 _BEAMS = frozenset({"beam_width", "length_penalty"})
 _PLAIN = frozenset({"choice_count", "priority", "request_id", "keep_special_tokens", "speculation", "constraint"})
 _INPUT = _PLAIN | _TARGETS | _BEAMS
+_CHAT = frozenset(gateway_pb2.Chat.DESCRIPTOR.fields_by_name) - {"messages"}
 _LOGPROBS = {"logprobs": "output_count", "prompt_logprobs": "prompt_count"}
 _ACTIONS = {
     "load": scheduler_pb2.MODEL_ACTION_LOAD,
@@ -155,11 +156,11 @@ class Client:
         finally:
             call.cancel()
 
-    def chat(self, messages: Sequence[Mapping[str, str]], *, model: str = "", **options: Any) -> Answer:
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, model: str = "", **options: Any) -> Answer:
         """Answers a chat once; `stream(messages)` streams one."""
         return self.generate(messages, model=model, **options)
 
-    def tokenize(self, prompt: str | Sequence[Mapping[str, str]], *, model: str = "") -> list[int]:
+    def tokenize(self, prompt: str | Sequence[Mapping[str, Any]], *, model: str = "") -> list[int]:
         """Token ids of a text or a chat, as `generate` would make them."""
         request = gateway_pb2.TokenizeRequest(model=model)
         if isinstance(prompt, str):
@@ -234,10 +235,12 @@ def generation_input(prompt: Prompt, *, model: str = "", **options: Any) -> gate
     (max_tokens, min_tokens, stop, stop_token_ids, ignore_eos, include_stop), choice_count, priority, request_id,
     keep_special_tokens, speculation, target_first_token_ms, target_token_gap_ms, beam_width, length_penalty,
     constraint (a Constraint or a mapping with one of its fields: {"json_schema": "{...}"}, {"regex": "..."}, ...), and
-    `logprobs` and `prompt_logprobs` (alternatives per token).
+    `logprobs` and `prompt_logprobs` (alternatives per token). With a chat also every field of Chat: tools (Tools or
+    mappings with their fields), tool_mode, tool_name, single_call, thinking, split_reasoning.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    if unknown := given.keys() - _SAMPLING - _STOP - _INPUT - _LOGPROBS.keys():
+    chat = bool(prompt) and isinstance(prompt[0], Mapping)
+    if unknown := given.keys() - _SAMPLING - _STOP - _INPUT - _LOGPROBS.keys() - (_CHAT if chat else frozenset()):
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
     if isinstance(given.get("stop"), str):
         given["stop"] = [given["stop"]]
@@ -250,8 +253,8 @@ def generation_input(prompt: Prompt, *, model: str = "", **options: Any) -> gate
     )
     if isinstance(prompt, str):
         request.text = prompt
-    elif prompt and isinstance(prompt[0], Mapping):
-        request.chat.CopyFrom(_chat(prompt))  # type: ignore[arg-type]  # a sequence of one kind
+    elif chat:
+        request.chat.CopyFrom(_chat(prompt, **_only(given, _CHAT)))  # type: ignore[arg-type]  # a sequence of one kind
     else:
         request.token_ids.CopyFrom(gateway_pb2.TokenIds(ids=prompt))  # type: ignore[arg-type]
     return request
@@ -261,8 +264,8 @@ def _only(given: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in names}
 
 
-def _chat(messages: Sequence[Mapping[str, str]]) -> gateway_pb2.Chat:
-    return gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(**message) for message in messages])
+def _chat(messages: Sequence[Mapping[str, Any]], **fields: Any) -> gateway_pb2.Chat:
+    return gateway_pb2.Chat(messages=[gateway_pb2.ChatMessage(**message) for message in messages], **fields)
 
 
 def _finish_name(reason: int) -> str | None:

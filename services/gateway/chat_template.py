@@ -14,8 +14,10 @@ from types import FrameType
 from typing import Any
 
 import jinja2
+import jinja2.meta
 
 from services.common.errors import QuireError, Reason, invalid
+from services.gateway.output.template_facts import SWITCH, TemplateFacts, facts_of
 from services.gateway.template_sandbox import TemplateSandbox
 
 
@@ -36,19 +38,31 @@ class ChatTemplate:
     ) -> None:
         self._cpu_seconds, self._max_characters = cpu_seconds, max_characters
         self._special_strings = dict(special_strings)
+        sandbox = TemplateSandbox(max_characters)
         try:
-            self._template = TemplateSandbox(max_characters).compile_template(source)
+            self._template = sandbox.compile_template(source)
+            self.facts: TemplateFacts = facts_of(source, jinja2.meta.find_undeclared_variables(sandbox.parse(source)))
         except (jinja2.TemplateError, RecursionError) as error:
             raise QuireError(Reason.MODEL_LOAD_FAILED, f"the model's chat template is broken: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt text, up to where the assistant's answer begins."""
-        variables = {
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinking: bool | None = None,
+    ) -> str:
+        """The prompt text, up to where the assistant's answer begins.
+
+        `tools` are as OpenAI writes them; `thinking` tells templates that can be told whether the model shall think.
+        """
+        variables: dict[str, Any] = {
             "messages": [dict(message) for message in messages],
             "add_generation_prompt": True,
-            "tools": None,
+            "tools": [dict(tool) for tool in tools] or None,
             "documents": None,
         }
+        if thinking is not None:
+            variables[SWITCH] = thinking
         parts: list[str] = []
         room = self._max_characters
         try:

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from quire.v1 import types_pb2
 from services.gateway.events import Delta, ScoredToken
+from services.gateway.output.parts import CallBegin, CallFault, Part, Text, merged, visible
+from services.gateway.output.thinking import ThinkingParser
 from services.gateway.requests import OpenChoice, Score
 from services.gateway.stops import StopMatcher
 
@@ -77,12 +79,75 @@ class ChoiceText:
         return self._matcher.push(rest) + self._matcher.flush()
 
 
+class OutputReader:
+    """From one choice's tokens to its parts."""
+
+    def __init__(self, text: ChoiceText, parser: ThinkingParser | None) -> None:
+        """Without a parser all is text."""
+        self._text, self._parser = text, parser
+        self._thinking_tokens = 0
+        self.calls = 0
+        """Calls so far."""
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended the output, once one did."""
+        return self._text.matched
+
+    @property
+    def parses(self) -> bool:
+        return self._parser is not None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of thinking, its marks included; also what a stop string held back when thinking ended."""
+        return self._thinking_tokens if self._parser is not None and self._parser.thought else 0
+
+    def push(self, ids: Sequence[int]) -> tuple[list[Part], int]:
+        """Parts that became certain, and how many of the ids belong to the output."""
+        parts: list[Part] = []
+        done = 0
+        while self._parser is not None and self._parser.thinking and done < len(ids) and self.matched is None:
+            text, used = self._text.push(ids[done : done + 1])  # one by one, to count them
+            done += used
+            self._thinking_tokens += used
+            parts += self._parser.push(text)
+        if done < len(ids) and self.matched is None:
+            text, used = self._text.push(ids[done:])
+            done += used
+            parts += self._parts_of(text)
+        return self._counted(parts), done
+
+    def flush(self) -> list[Part]:
+        """Parts of the text that was still held, once no more tokens come; it may hold a stop string."""
+        return self._counted(self._parts_of(self._text.finish()))
+
+    def finish(self) -> list[Part]:
+        """The last parts, once no more text comes."""
+        return [] if self._parser is None else self._counted(self._parser.finish())
+
+    def _parts_of(self, text: str) -> list[Part]:
+        if self._parser is not None:
+            return self._parser.push(text)
+        return [Text(text)] if text else []
+
+    def _counted(self, parts: list[Part]) -> list[Part]:
+        for part in parts:
+            self.calls += isinstance(part, CallBegin) - isinstance(part, CallFault)
+        return parts
+
+
 class DeltaMaker:
     """Makes the deltas of one choice."""
 
-    def __init__(self, vocabulary: Vocabulary, choice: OpenChoice, text: ChoiceText, with_scores: bool) -> None:
-        self._vocabulary, self._choice, self._text, self._with_scores = vocabulary, choice, text, with_scores
+    def __init__(self, vocabulary: Vocabulary, choice: OpenChoice, reader: OutputReader, with_scores: bool) -> None:
+        self._vocabulary, self._choice, self._reader, self._with_scores = vocabulary, choice, reader, with_scores
         self.finished = False
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of thinking so far; None where it is not told apart."""
+        return self._reader.reasoning_tokens if self._reader.parses else None
 
     def take(self) -> Delta | None:
         """All that is new, or None. Cuts the choice where a stop string is found; the choice then has ended here."""
@@ -91,20 +156,25 @@ class DeltaMaker:
             return None
         start = choice.taken
         ids, scores = choice.take()
-        text, used = self._text.push(ids)
-        if self._text.matched is None and choice.end is not None:
-            text += self._text.finish()
-        if self._text.matched is not None:
+        reader = self._reader
+        parts, used = reader.push(ids)
+        if reader.matched is None and choice.end is not None:
+            parts += reader.flush()
+        if reader.matched is not None:
             choice.cut(start + used)
             ids, scores = ids[:used], scores[:used]
         self.finished = choice.end is not None
+        if self.finished:
+            parts += reader.finish()
         return Delta(
             choice=choice.index,
-            text=text,
+            text=visible(parts),
+            parts=merged(parts) if reader.parses else None,
+            called=reader.calls > 0,
             token_ids=tuple(ids),
             logprobs=tuple(map(self._scored, ids, scores)) if self._with_scores else None,
             finish_reason=choice.end,
-            matched_stop=self._text.matched,
+            matched_stop=reader.matched,
             matched_token_id=choice.stop_token_id,
             cumulative_logprob=choice.cumulative_logprob,
         )

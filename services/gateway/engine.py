@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 import time
 import uuid
@@ -18,12 +19,13 @@ from quire.v1 import gateway_pb2, scheduler_pb2, scheduler_pb2_grpc, scheduler_s
 from services.common import rpc
 from services.common.errors import QuireError, Reason, from_rpc_error, invalid
 from services.common.limits import check_ids
-from services.gateway import opening, validation
+from services.gateway import chat_plan, opening, validation
 from services.gateway.caller import Caller
 from services.gateway.encoding import Encoder, Prompt
 from services.gateway.generation import Generation, Opened
 from services.gateway.metrics import GatewayMetrics, RequestMeter
-from services.gateway.models import ModelCatalogue
+from services.gateway.models import LoadedTokenizer, ModelCatalogue
+from services.gateway.output.template_facts import Style, TemplateFacts
 from services.gateway.quota.quota import Quota
 from services.gateway.quota.usage import KEPT_DAYS, Row, today
 from services.gateway.requests import RequestTable
@@ -126,9 +128,11 @@ class Engine:
         if isinstance(prompt, str):
             validation.check_text_size("text", (prompt,), limit)
         else:
-            validation.check_messages(prompt, limit)
+            validation.check_chat(prompt, limit)
         found = self._catalogue.find(model, caller.caps)
         loaded = await self._catalogue.tokenizer(found)
+        if not isinstance(prompt, str):
+            chat_plan.check_template(prompt, self._facts_of(loaded))
         async with self._counted(caller):
             return await self._encoder.encode(loaded.tokenizer, prompt, add_bos=add_special), found
 
@@ -238,10 +242,12 @@ class Engine:
         grant = None
         try:
             loaded = await self._catalogue.tokenizer(model)
-            if request.HasField("constraint"):
-                await self._rules.check(request.constraint, loaded.special_texts)
+            facts = self._facts_of(loaded)
+            chat_plan.check_template(request.chat, facts)
             prompt_ids = await opening.encode_prompt(request, model, loaded.tokenizer, self._encoder)
-            submit = opening.make_submit(request, caller, model, prompt_ids)
+            reading = chat_plan.reading_of(request.chat, facts, loaded.tokenizer, prompt_ids)
+            constraint = await self._rules.constraint_of(request, reading, loaded.special_texts)
+            submit = opening.make_submit(request, caller, model, prompt_ids, constraint)
             submit.handle, submit.request_id = handle, request_id
             if not submit.sampling.HasField("seed"):
                 submit.sampling.seed = self._draws.getrandbits(63)
@@ -249,7 +255,7 @@ class Engine:
             grant = await self._quota.enter(caller, len(prompt_ids), expected)
             meter = RequestMeter(self._metrics, model.name, arrived_at)
             opened = opening.open_request(
-                submit, model, loaded, request.keep_special_tokens, meter, arrived_at, deadline_at, grant
+                submit, model, loaded, request.keep_special_tokens, reading, meter, arrived_at, deadline_at, grant
             )
         except BaseException:
             if grant is not None:
@@ -259,6 +265,11 @@ class Engine:
         self._table.add(opened.request)
         self._link.submit(opened.request)
         return opened
+
+    def _facts_of(self, loaded: LoadedTokenizer) -> TemplateFacts:
+        """What the model's template shows, or what this gateway was told of it."""
+        facts, style = loaded.tokenizer.facts, self.settings.tool_style
+        return facts if style == "auto" else dataclasses.replace(facts, style=Style(style))
 
     def _take_models(self, models: list[types_pb2.ModelDescription]) -> None:
         self._catalogue.update(models)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quire.v1.types_pb2 import FinishReason
+from services.gateway.output.parts import Part, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,10 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New tokens of one choice. `text` is empty while bytes or a possible stop string are held back."""
+    """New tokens of one choice. `text` is empty while bytes or a possible stop string are held back.
+
+    Where thinking and calls are told apart, `parts` has all of the output, and `text` what is neither.
+    """
 
     choice: int
     text: str
@@ -51,6 +55,8 @@ class Delta:
     matched_stop: str | None = None
     matched_token_id: int | None = None
     cumulative_logprob: float | None = None  # of all tokens: in the last delta of a path of beam search
+    parts: tuple[Part, ...] | None = None
+    called: bool = False  # whether there are calls of tools so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,14 @@ class Finished:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int | None = None  # of all choices, where thinking is told apart
 
 
 Event = Started | PromptScores | Delta | Finished
+
+
+def parts_of(delta: Delta) -> tuple[Part, ...]:
+    """What is new, in order."""
+    if delta.parts is not None:
+        return delta.parts
+    return (Text(delta.text),) if delta.text else ()

@@ -142,7 +142,7 @@ class Generation(AsyncIterator[Event]):
                 events.append(self._scores)
             self._take_deltas(opened)
         if not self._cut and all(maker.finished for maker in opened.makers):
-            events.append(_finished(request))
+            events.append(_finished(opened))
             self._close(_outcome(request), None)
         elif request.error is not None:
             aborted = request.error.reason in (Reason.CANCELLED, Reason.DEADLINE)
@@ -204,7 +204,7 @@ class Generation(AsyncIterator[Event]):
 
     def _settle(self, opened: Opened) -> None:
         """Says what the request used in the end."""
-        request, finished = opened.request, _finished(opened.request)
+        request, finished = opened.request, _finished(opened)
         prompt, output = finished.prompt_tokens, finished.completion_tokens
         self._quota.settle(opened.grant, prompt + output)
         self._quota.count(request.tenant, request.model.name, prompt, finished.cached_tokens, output)
@@ -222,10 +222,12 @@ def _started(request: OpenRequest, headers: Mapping[str, str]) -> Started:
     )
 
 
-def _finished(request: OpenRequest) -> Finished:
+def _finished(opened: Opened) -> Finished:
+    request = opened.request
     output = sum(len(choice.output) for choice in request.choices)
     cached = request.started.cached_tokens if request.started is not None else 0
-    return Finished(len(request.prompt_ids), output, cached)
+    told = [maker.reasoning_tokens for maker in opened.makers if maker.reasoning_tokens is not None]
+    return Finished(len(request.prompt_ids), output, cached, sum(told) if told else None)
 
 
 def _outcome(request: OpenRequest) -> str:

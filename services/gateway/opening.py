@@ -7,7 +7,8 @@ from services.common.errors import invalid
 from services.common.limits import check_ids
 from services.gateway import validation
 from services.gateway.caller import Caller
-from services.gateway.deltas import ChoiceText, DeltaMaker, end_ids
+from services.gateway.chat_plan import Reading
+from services.gateway.deltas import ChoiceText, DeltaMaker, OutputReader, end_ids
 from services.gateway.detokenizer import IncrementalDetokenizer
 from services.gateway.encoding import Encoder, Prompt
 from services.gateway.generation import Opened
@@ -29,7 +30,7 @@ async def encode_prompt(
     kind = request.WhichOneof("prompt")
     if kind == "token_ids":
         return list(request.token_ids.ids)
-    prompt: Prompt = request.text if kind == "text" else request.chat.messages
+    prompt: Prompt = request.text if kind == "text" else request.chat
     ids = await encoder.encode(tokenizer, prompt)
     if not ids:
         raise invalid("chat" if kind == "chat" else "text", "holds no tokens")
@@ -38,7 +39,11 @@ async def encode_prompt(
 
 
 def make_submit(
-    request: gateway_pb2.GenerationInput, caller: Caller, model: types_pb2.ModelDescription, prompt_ids: list[int]
+    request: gateway_pb2.GenerationInput,
+    caller: Caller,
+    model: types_pb2.ModelDescription,
+    prompt_ids: list[int],
+    constraint: types_pb2.Constraint | None,
 ) -> scheduler_pb2.Submit:
     """The request without handle, id and seed. CONTEXT_EXCEEDED where it is too long for model or caller."""
     caps = caller.caps
@@ -55,7 +60,7 @@ def make_submit(
         sampling=request.sampling,
         stop=request.stop,
         logprobs=request.logprobs,
-        constraint=request.constraint if request.HasField("constraint") else None,
+        constraint=constraint,
         choice_count=request.choice_count or 1,
         priority=request.priority,
         tenant=caller.tenant,
@@ -84,6 +89,7 @@ def open_request(
     model: types_pb2.ModelDescription,
     loaded: LoadedTokenizer,
     keep_special: bool,
+    reading: Reading | None,
     meter: RequestMeter,
     arrived_at: float,
     deadline_at: float | None,
@@ -92,14 +98,16 @@ def open_request(
     """The request with what makes text of its tokens."""
     ends = end_ids(model, submit.stop)
     opened = OpenRequest(submit, model, ends, arrived_at, deadline_at, meter.tokens)
+    vocabulary = loaded.tokenizer if reading is None else loaded.tokenizer.showing_marks()
     makers = []
     for choice in opened.choices:
-        detokenizer = IncrementalDetokenizer(loaded.tokenizer, opened.prompt_ids, not keep_special)
+        detokenizer = IncrementalDetokenizer(vocabulary, opened.prompt_ids, not keep_special)
         matcher = None
         if submit.stop.stop:
             hidden = () if keep_special else loaded.special_texts
             matcher = StopMatcher(submit.stop.stop, hidden, submit.stop.include_stop)
-        text = ChoiceText(loaded.tokenizer, detokenizer, matcher, ends, keep_special)
-        makers.append(DeltaMaker(loaded.tokenizer, choice, text, opened.wants_scores))
+        text = ChoiceText(vocabulary, detokenizer, matcher, ends, keep_special)
+        reader = OutputReader(text, None if reading is None else reading.parser())
+        makers.append(DeltaMaker(loaded.tokenizer, choice, reader, opened.wants_scores))
     grant.used = lambda: len(opened.prompt_ids) + sum(len(choice.output) for choice in opened.choices)
     return Opened(opened, loaded.tokenizer, makers, meter, grant)

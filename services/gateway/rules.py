@@ -6,18 +6,22 @@ The executor compiles them again, for its model's tokens; here only faults matte
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from llguidance import LLTokenizer
 
-from quire.v1 import types_pb2
+from quire.v1 import gateway_pb2, types_pb2
 from services.common.constraints.compile import compile_grammar
 from services.common.constraints.letters import byte_vocabulary
 from services.common.constraints.limits import rule_path
 from services.common.constraints.translate import to_grammar
 from services.common.errors import QuireError, Reason
+from services.gateway.chat_plan import Reading
+from services.gateway.output_rule import enforced_schemas, output_rule
 
 REMEMBERED = 4096
 MOST_WAITING = 64
@@ -57,6 +61,27 @@ class RuleChecker:
         if len(self._passed) > REMEMBERED:
             self._passed.popitem(last=False)
 
+    async def constraint_of(
+        self, request: gateway_pb2.GenerationInput, reading: Reading | None, special_texts: frozenset[str]
+    ) -> types_pb2.Constraint | None:
+        """What the output must obey, by the request's own rule and by its tools. Raises as `check` does."""
+        own = request.constraint if request.HasField("constraint") else None
+        if own is not None:
+            await self.check(own, special_texts)
+        if reading is None:
+            return own
+        for path, schema in enforced_schemas(request.chat):
+            with _naming(path):
+                await self.check(types_pb2.Constraint(json_schema=schema), special_texts)
+        constraint = output_rule(request.chat, reading, own, special_texts)
+        if constraint is not None and constraint is not own:
+            if request.beam_width:
+                what = "beam_width: beam search does not go with tools that are forced or strict"
+                raise QuireError(Reason.UNSUPPORTED, what, field="beam_width")
+            with _naming("chat.tools" if request.chat.tools else "constraint"):
+                await self.check(constraint, special_texts)
+        return constraint
+
     def _compile(self, constraint: types_pb2.Constraint, special_texts: frozenset[str]) -> None:
         path = rule_path(constraint)
         try:
@@ -73,3 +98,15 @@ class RuleChecker:
             if len(self._vocabularies) > MOST_VOCABULARIES:
                 self._vocabularies.popitem(last=False)
         return found
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Failures name this field: a client knows nothing of rules that are made of it."""
+    try:
+        yield
+    except QuireError as error:
+        if not error.field:
+            raise
+        what = error.message.removeprefix(f"{error.field}: ")
+        raise QuireError(error.reason, f"{path}: {what}", field=path) from error

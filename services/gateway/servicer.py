@@ -33,19 +33,23 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
         self, request: gateway_pb2.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[gateway_pb2.GenerateStreamResponse]:
         events = self._generate(request.input, context)
-        request_id = model = ""
+        started: Started | None = None
         running = request.input.choice_count or 1
         last = gateway_pb2.GenerateStreamResponse()
         async for event in events:
             match event:
                 case Started():
-                    request_id, model = event.request_id, event.model
+                    started = event
                     await _tell_rates(event, context)
                 case PromptScores():
                     scores = await asyncio.to_thread(wire.scored_tokens, event.tokens)
-                    yield gateway_pb2.GenerateStreamResponse(request_id=request_id, model=model, prompt_logprobs=scores)
+                    assert started is not None, "scores before their start"
+                    yield gateway_pb2.GenerateStreamResponse(
+                        request_id=started.request_id, model=started.model, prompt_logprobs=scores
+                    )
                 case Delta():
-                    last = wire.stream_response(request_id, model, event)
+                    assert started is not None, "a delta before its start"
+                    last = wire.stream_response(started, event)
                     running -= event.finish_reason is not None
                     if running:  # the very last one leaves together with the usage
                         yield last
@@ -55,10 +59,12 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
 
     async def Generate(self, request: gateway_pb2.GenerateRequest, context: Context) -> gateway_pb2.GenerateResponse:
         response = gateway_pb2.GenerateResponse()
+        started: Started | None = None
         parts = [wire.ChoiceParts(index) for index in range(max(1, min(request.input.choice_count, MAX_CHOICES)))]
         async for event in self._generate(request.input, context):
             match event:
                 case Started():
+                    started = event
                     response.request_id, response.model = event.request_id, event.model
                     await _tell_rates(event, context)
                 case PromptScores():
@@ -67,7 +73,8 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
                     parts[event.choice].add(event)
                 case Finished():
                     response.usage.CopyFrom(wire.usage(event))
-        response.choices.extend(part.whole() for part in parts)
+        assert started is not None, "an end before its start"
+        response.choices.extend(part.whole(started) for part in parts)
         return response
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: Context) -> gateway_pb2.TokenizeResponse:
@@ -76,7 +83,7 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
             raise invalid("prompt", "one of text and chat is required")
         ids, model = await self._engine.tokenize(
             request.model,
-            request.text if kind == "text" else request.chat.messages,
+            request.text if kind == "text" else request.chat,
             caller=caller(),
             add_special=not request.skip_special_tokens,
         )

@@ -31,6 +31,9 @@ class GatewaySettings(ServiceSettings):
     resume_seconds: float = Field(30.0, ge=0, description="how long requests wait for a lost scheduler")
     hold_tokens: int = Field(1024, ge=1, description="unread tokens at which a request is held")
     slow_reader_seconds: float = Field(30.0, gt=0, description="how long a client may leave tokens unread")
+    tool_style: Literal["auto", "hermes", "llama"] = Field(
+        "auto", description="how models write calls of tools; auto: as their chat templates show"
+    )
     encode_threads: int = Field(2, ge=1, le=64, description="threads that tokenize")
 
     @property

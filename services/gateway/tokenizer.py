@@ -18,6 +18,7 @@ import tokenizers
 from services.common.errors import QuireError, Reason
 from services.gateway.chat_template import ChatTemplate
 from services.gateway.detokenizer import IncrementalDetokenizer
+from services.gateway.output.template_facts import MARKS, TemplateFacts
 from services.gateway.token_pieces import TokenPieces
 
 SHORT_CHARACTERS = 4096
@@ -27,7 +28,10 @@ class ModelTokenizer:
     """Text to ids and back. Immutable once made, so any number of threads may share it."""
 
     def __init__(self, tokenizer_json: str, config: Mapping[str, Any], fingerprint: str = "") -> None:
-        """`config` has chat_template, add_bos and the special strings, such as bos_token and eos_token."""
+        """`config` has chat_template, add_bos and the special strings, such as bos_token and eos_token.
+
+        Where there is a tool_template, it is for chats with tools.
+        """
         self.fingerprint = fingerprint
         self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
         self._tokenizer.no_truncation()
@@ -39,11 +43,16 @@ class ModelTokenizer:
         self.eos_id: int | None = self._tokenizer.token_to_id(eos) if eos else None
         self.adds_bos = bool(config.get("add_bos")) and self.bos_id is not None
         strings = {name: text for name, text in config.items() if name.endswith("_token") and isinstance(text, str)}
-        template = config.get("chat_template")
+        template, for_tools = config.get("chat_template"), config.get("tool_template")
         self._template = ChatTemplate(template, strings) if template else None
+        self._tool_template = ChatTemplate(for_tools, strings) if for_tools else self._template
         decoder = json.loads(tokenizer_json)["decoder"]
         self._all = TokenPieces(self._text_of, decoder)
         self._without_special = TokenPieces(self._text_of, decoder, skip=self.special_ids)
+        self._marks = frozenset(token_id for token_id in self.special_ids if added[token_id].content in MARKS)
+        self._with_marks = self._without_special
+        if self._marks:
+            self._with_marks = TokenPieces(self._text_of, decoder, skip=self.special_ids - self._marks)
 
     @classmethod
     def from_bundle(cls, data: bytes) -> ModelTokenizer:
@@ -80,6 +89,17 @@ class ModelTokenizer:
         """The bytes of each token, with special ones empty or not."""
         return self._without_special if skip_special else self._all
 
+    def showing_marks(self) -> MarkedVocabulary:
+        """The same for whoever reads thinking and calls: special tokens that mark these are text as any other."""
+        return MarkedVocabulary(self, self._with_marks, self._marks)
+
+    @property
+    def facts(self) -> TemplateFacts:
+        """What the chat templates show of the model."""
+        if self._template is None or self._tool_template is None:
+            return TemplateFacts()
+        return self._template.facts.with_tools_of(self._tool_template.facts)
+
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to the text: possibly part of a character; the text of a special token."""
         return self._all[token_id]
@@ -87,23 +107,53 @@ class ModelTokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in self.special_ids
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinking: bool | None = None,
+    ) -> str:
         """The prompt that the model's template makes of {role, content, ...} messages, ready for the answer.
 
         CPU-bound: call it off the event loop. Raises INVALID_FIELD where the template refuses the messages.
         """
-        if self._template is None:
+        template = self._tool_template if tools else self._template
+        if template is None:
             raise QuireError(
                 Reason.UNSUPPORTED, "this model has no chat template; send its prompt as text", field="chat"
             )
-        return self._template.render(messages)
+        return template.render(messages, tools, thinking)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinking: bool | None = None,
+    ) -> list[int]:
         """Ids of the rendered chat, with exactly one BOS where the model's tokenizer or template has one."""
-        return self.encode(self.render_chat(messages))
+        return self.encode(self.render_chat(messages, tools, thinking))
 
     def _text_of(self, token_id: int) -> str | None:
         if not 0 <= token_id < 2**32:
             return None
         text: str | None = self._tokenizer.id_to_token(token_id)
         return text
+
+
+class MarkedVocabulary:
+    """A tokenizer's tokens, of which some special ones are text."""
+
+    def __init__(self, tokenizer: ModelTokenizer, shown: TokenPieces, marks: frozenset[int]) -> None:
+        self._tokenizer, self._shown, self._marks = tokenizer, shown, marks
+
+    def pieces(self, skip_special: bool) -> TokenPieces:
+        return self._shown if skip_special else self._tokenizer.pieces(False)
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        return self._tokenizer.decode(ids, skip_special)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._tokenizer.token_bytes(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id not in self._marks and self._tokenizer.is_special(token_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 
 from quire.v1 import gateway_pb2, types_pb2
 from services.common.beams import check_beams
@@ -18,6 +18,7 @@ from services.common.limits import (
     check_sampling,
 )
 from services.common.speculation import most_drafts
+from services.gateway.chat_checks import check_calls, check_tools
 
 MAX_PROMPT_SCORES = 1 << 19
 """Log probabilities of one prompt, alternatives included; about 16 MB on the wire."""
@@ -103,14 +104,26 @@ def check_text_size(path: str, texts: Iterable[str], max_prompt_bytes: int) -> N
         )
 
 
-def check_messages(messages: Sequence[gateway_pb2.ChatMessage], max_prompt_bytes: int) -> None:
-    """Refuses an empty chat, one without roles, and one that is too large."""
+def check_chat(chat: gateway_pb2.Chat, max_prompt_bytes: int) -> None:
+    """Refuses a chat that is empty, too large, without roles, or whose tools or calls are wrong."""
+    messages = chat.messages
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise invalid("chat.messages", f"must hold 1 to {MAX_MESSAGES} messages, not {len(messages)}")
     for index, message in enumerate(messages):
         if not message.role:
             raise invalid(f"chat.messages[{index}].role", "is required")
-    check_text_size("chat", (part for m in messages for part in (m.role, m.content, m.name)), max_prompt_bytes)
+    check_text_size("chat", _texts(chat), max_prompt_bytes)
+    check_tools(chat)
+    check_calls(messages)
+
+
+def _texts(chat: gateway_pb2.Chat) -> Iterator[str]:
+    for message in chat.messages:
+        yield from (message.role, message.content, message.name, message.reasoning_content, message.tool_call_id)
+        for call in message.tool_calls:
+            yield from (call.id, call.name, call.arguments)
+    for tool in chat.tools:
+        yield from (tool.description, tool.parameters)
 
 
 def _check_unsupported(request: gateway_pb2.GenerationInput) -> None:
@@ -125,7 +138,7 @@ def _check_prompt(
     if kind == "text":
         check_text_size("text", (request.text,), max_prompt_bytes)
     elif kind == "chat":
-        check_messages(request.chat.messages, max_prompt_bytes)
+        check_chat(request.chat, max_prompt_bytes)
     elif kind == "token_ids":
         ids = request.token_ids.ids
         if not ids:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quire.v1 import gateway_pb2, types_pb2
-from services.gateway.events import Delta, Finished, ScoredToken
+from services.gateway.call_ids import call_id
+from services.gateway.events import Delta, Finished, ScoredToken, Started, parts_of
+from services.gateway.output.parts import (
+    CALL_PARTS,
+    CallArguments,
+    CallBegin,
+    CallFault,
+    CallPart,
+    Part,
+    fold,
+    reasoning_of,
+)
 from services.gateway.quota.usage import Row
 
 
@@ -29,6 +40,7 @@ def usage(finished: Finished) -> types_pb2.Usage:
         prompt_tokens=finished.prompt_tokens,
         completion_tokens=finished.completion_tokens,
         cached_tokens=finished.cached_tokens,
+        reasoning_tokens=finished.reasoning_tokens or 0,
     )
 
 
@@ -44,12 +56,16 @@ def usage_row(row: Row) -> gateway_pb2.UsageRow:
     )
 
 
-def stream_response(request_id: str, model: str, delta: Delta) -> gateway_pb2.GenerateStreamResponse:
+def stream_response(started: Started, delta: Delta) -> gateway_pb2.GenerateStreamResponse:
     return gateway_pb2.GenerateStreamResponse(
-        request_id=request_id,
-        model=model,
+        request_id=started.request_id,
+        model=started.model,
         choice=delta.choice,
         text=delta.text,
+        reasoning=reasoning_of(delta.parts or ()),
+        tool_calls=(
+            _call_delta(started, delta.choice, part) for part in delta.parts or () if isinstance(part, CALL_PARTS)
+        ),
         token_ids=delta.token_ids,
         logprobs=scored_tokens(delta.logprobs),
         finish_reason=delta.finish_reason or types_pb2.FINISH_REASON_UNSPECIFIED,
@@ -59,15 +75,26 @@ def stream_response(request_id: str, model: str, delta: Delta) -> gateway_pb2.Ge
     )
 
 
+def _call_delta(started: Started, choice: int, part: CallPart) -> gateway_pb2.ToolCallDelta:
+    match part:
+        case CallBegin():
+            name = call_id(started, choice, part.index)
+            return gateway_pb2.ToolCallDelta(index=part.index, id=name, name=part.name)
+        case CallArguments():
+            return gateway_pb2.ToolCallDelta(index=part.index, arguments=part.text)
+        case CallFault():
+            return gateway_pb2.ToolCallDelta(index=part.index, fault=part.text)
+
+
 class ChoiceParts:
     """Collects one choice's deltas into a whole."""
 
     def __init__(self, choice: int) -> None:
         self._whole = gateway_pb2.GeneratedChoice(choice=choice)
-        self._text: list[str] = []
+        self._parts: list[Part] = []
 
     def add(self, delta: Delta) -> None:
-        self._text.append(delta.text)
+        self._parts += parts_of(delta)
         self._whole.token_ids.extend(delta.token_ids)
         self._whole.logprobs.extend(scored_tokens(delta.logprobs))
         if delta.finish_reason is not None:
@@ -78,6 +105,10 @@ class ChoiceParts:
             if delta.cumulative_logprob is not None:
                 self._whole.cumulative_logprob = delta.cumulative_logprob
 
-    def whole(self) -> gateway_pb2.GeneratedChoice:
-        self._whole.text = "".join(self._text)
+    def whole(self, started: Started) -> gateway_pb2.GeneratedChoice:
+        message = fold(self._parts)
+        self._whole.text, self._whole.reasoning = message.text, message.reasoning
+        for call in message.calls:
+            name = call_id(started, self._whole.choice, call.index)
+            self._whole.tool_calls.add(id=name, name=call.name, arguments=call.arguments)
         return self._whole

@@ -46,6 +46,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], di
         "chat_template": metadata.get("tokenizer.chat_template"),
         "add_bos": bool(keys.get("add_bos_token", adds_bos)),
     }
+    if (for_tools := metadata.get("tokenizer.chat_template.tool_use")) is not None:
+        config["tool_template"] = for_tools
     for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "eot": "eot"}.items():
         token_id = keys.get(f"{key}_token_id", defaults.get(key))
         if token_id is not None and token_id < len(vocabulary.tokens):

@@ -21,7 +21,8 @@ from services.executor.models.tokenizer_json import sentencepiece_bpe
 from services.executor.models.weights import load_failed
 
 ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
-FOLDER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "chat_template.jinja")
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+FOLDER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "chat_template.jinja", TOOL_TEMPLATE)
 SPECIAL_STRINGS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -75,6 +76,8 @@ def _from_folder(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             Reason.MODEL_LOAD_FAILED, f"{path}: neither tokenizer.json nor tokenizer.model, so no text can be read"
         )
     config = {"chat_template": _chat_template(path, source), "add_bos": bool(adds_bos)} | special
+    if (for_tools := _tool_template(path, source)) is not None:
+        config["tool_template"] = for_tools
     return tokenizer, config
 
 
@@ -109,6 +112,17 @@ def _chat_template(path: Path, source: dict[str, Any]) -> str | None:
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     return template if isinstance(template, str) else None
+
+
+def _tool_template(path: Path, source: dict[str, Any]) -> str | None:
+    """The template for chats with tools, where the model has one of its own."""
+    file = path / TOOL_TEMPLATE
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = source.get("chat_template")
+    if (path / "chat_template.jinja").is_file() or not isinstance(template, list):
+        return None
+    return next((entry["template"] for entry in template if entry["name"] == "tool_use"), None)
 
 
 def _merge_added(own: list[dict[str, Any]], extra: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:

@@ -29,9 +29,15 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in OPEN:
-            caller = await self._identity.caller(Headers(scope=scope).getlist("authorization"))
+            caller = await self._identity.caller(_credentials(Headers(scope=scope)))
             scope.setdefault("state", {})["caller"] = caller
         await self._app(scope, receive, send)
+
+
+def _credentials(headers: Headers) -> list[str]:
+    """Anthropic's clients send a key by itself; whoever sends the same one twice means it once."""
+    given = headers.getlist("authorization")
+    return given + [value for key in headers.getlist("x-api-key") if (value := f"Bearer {key}") not in given]
 
 
 class ScopedRoute(APIRoute):

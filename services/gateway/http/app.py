@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -25,15 +26,29 @@ from services.gateway.http.edge import Edge
 from services.gateway.http.encoding import JsonResponse
 from services.gateway.http.errors import HttpError, error_response, from_exception, renaming
 from services.gateway.http.fanout import collect, merge
+from services.gateway.http.messages import MessagesSurface
+from services.gateway.http.messages_body import MessagesRequest, TokenCountRequest, count_job, messages_job
 from services.gateway.http.openapi import body_of, describe
 from services.gateway.http.ports import Engine, Generation, HttpSettings
+from services.gateway.http.responses import ResponsesSurface
+from services.gateway.http.responses_body import ResponsesRequest, responses_job
 from services.gateway.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from services.gateway.http.streaming import EventStream, chunks, rate_headers
 from services.gateway.http.surface import Surface
 from services.gateway.http.timing import Timing, header_parameters, read_timing
 from services.gateway.http.to_input import NAMES, Job, chat_job, completion_job, tokenize_prompt
-from services.gateway.http.usage import render_usage
+from services.gateway.http.tools import names_of
 from services.gateway.identity import Identity
+
+BODIES: list[type[BaseModel]] = [
+    CompletionRequest,
+    ChatRequest,
+    ResponsesRequest,
+    MessagesRequest,
+    TokenCountRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+]
 
 
 def create_app(engine: Engine, identity: Identity, settings: HttpSettings) -> FastAPI:
@@ -46,7 +61,7 @@ def create_app(engine: Engine, identity: Identity, settings: HttpSettings) -> Fa
     app.exception_handler(QuireError)(_tell)
     app.exception_handler(ClientGone)(_nobody_left)
     app.exception_handler(HTTPException)(_tell_routing)
-    describe(app, [CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest])
+    describe(app, BODIES)
     limit = settings.max_body_bytes
 
     @app.get("/health")
@@ -83,11 +98,32 @@ def create_app(engine: Engine, identity: Identity, settings: HttpSettings) -> Fa
         job = await read_as(request, ChatRequest, chat_job, limit)
         return await _answer(engine, request, job, timing, ChatSurface(request.state.request_id, job))
 
+    @app.post("/v1/responses", openapi_extra=body_of(ResponsesRequest) | {"parameters": header_parameters()})
+    async def responses(request: Request) -> Response:
+        timing = read_timing(request.headers, asyncio.get_running_loop().time())
+        body, job = await read_as(request, ResponsesRequest, responses_job, limit)
+        return await _answer(engine, request, job, timing, ResponsesSurface(request.state.request_id, body))
+
+    @app.post("/v1/messages", openapi_extra=body_of(MessagesRequest) | {"parameters": header_parameters()})
+    async def messages(request: Request) -> Response:
+        timing = read_timing(request.headers, asyncio.get_running_loop().time())
+        _, job = await read_as(request, MessagesRequest, messages_job, limit)
+        return await _answer(engine, request, job, timing, MessagesSurface(request.state.request_id, job))
+
+    @app.post("/v1/messages/count_tokens", openapi_extra=body_of(TokenCountRequest))
+    async def count_tokens(request: Request) -> Response:
+        job = await read_as(request, TokenCountRequest, count_job, limit)
+        [one] = job.inputs
+        with renaming(job.names):
+            ids, _ = await engine.tokenize(one.model, one.chat, caller=request.state.caller)
+        return JsonResponse({"input_tokens": len(ids)})
+
     @app.post("/tokenize", openapi_extra=body_of(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
         body, prompt = await read_as(request, TokenizeRequest, lambda body: (body, tokenize_prompt(body)), limit)
         special = body.add_special_tokens is not False
-        ids, model = await engine.tokenize(body.model, prompt, caller=request.state.caller, add_special=special)
+        with renaming(dict(NAMES) | names_of(body)):
+            ids, model = await engine.tokenize(body.model, prompt, caller=request.state.caller, add_special=special)
         return JsonResponse({"count": len(ids), "max_model_len": model.context_length, "tokens": ids})
 
     @app.post("/detokenize", openapi_extra=body_of(DetokenizeRequest))
@@ -123,12 +159,11 @@ async def _answer(engine: Engine, request: Request, job: Job, timing: Timing, su
             return EventStream(chunks(first, events, surface, job), watch, rate_headers(first[1]))
         async with aclosing(events):
             answers = await watch.run(collect(events, len(job.inputs), job.choices_per_prompt))
-    usage = render_usage(answer.finished for answer in answers)
     rates = answers[-1].started.headers
     if any(answer.prompt_scores is not None for answer in answers):
         # A long prompt's scores are large: their rendering must not delay the streams beside it.
-        return await asyncio.to_thread(lambda: JsonResponse(surface.whole(answers, usage), headers=rates))
-    return JsonResponse(surface.whole(answers, usage), headers=rates)
+        return await asyncio.to_thread(lambda: JsonResponse(surface.whole(answers), headers=rates))
+    return JsonResponse(surface.whole(answers), headers=rates)
 
 
 def _model(model: ModelDescription) -> dict[str, Any]:
@@ -143,15 +178,14 @@ def _model(model: ModelDescription) -> dict[str, Any]:
 
 
 async def _tell(request: Request, error: Exception) -> Response:
-    return error_response(from_exception(error, NAMES))
+    return error_response(from_exception(error, NAMES), request.url.path, request.state.request_id)
 
 
 async def _tell_routing(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else "method_not_allowed"
-    response = error_response(
-        HttpError(error.status_code, f"{request.method} {request.url.path}: {error.detail}", code)
-    )
+    refusal = HttpError(error.status_code, f"{request.method} {request.url.path}: {error.detail}", code)
+    response = error_response(refusal, request.url.path, request.state.request_id)
     response.headers.update(error.headers or {})
     return response
 

@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from services.gateway.events import Delta, Started
+from services.gateway.events import Delta, Finished, Started
+from services.gateway.http.errors import HttpError
 from services.gateway.http.fanout import Answer, Choice, finish_reason
 from services.gateway.http.logprobs import CompletionLogprobs, prompt_logprobs
-from services.gateway.http.surface import Envelope, stop_reason
+from services.gateway.http.surface import Envelope, failure_event, stop_reason
 from services.gateway.http.to_input import Job
+from services.gateway.http.usage import render_usage
 
 
 class CompletionSurface:
@@ -22,7 +24,7 @@ class CompletionSurface:
         self._envelope: Envelope | None = None
         self._logprobs: defaultdict[int, CompletionLogprobs] = defaultdict(CompletionLogprobs)
 
-    def whole(self, answers: Sequence[Answer], usage: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         per_prompt = self._job.choices_per_prompt
         choices = [
             _choice(prompt * per_prompt + index, choice, answer)
@@ -36,7 +38,7 @@ class CompletionSurface:
             "created": started.created,
             "model": started.model,
             "choices": choices,
-            "usage": usage,
+            "usage": render_usage(answer.finished for answer in answers),
         }
 
     def opening(self, prompt: int, started: Started) -> bytes:
@@ -61,15 +63,18 @@ class CompletionSurface:
             choice["stop_reason"] = stop_reason(delta)
         return self._envelope.chunk(choice)
 
-    def closing(self, usage: dict[str, Any]) -> bytes:
+    def closing(self, finished: Sequence[Finished]) -> bytes:
         assert self._envelope is not None, "an end before its start"
-        return self._envelope.usage(usage)
+        return self._envelope.end(finished)
+
+    def failure(self, error: HttpError) -> bytes:
+        return failure_event(error)
 
 
 def _choice(index: int, choice: Choice, answer: Answer) -> dict[str, Any]:
     body = {
         "index": index,
-        "text": "".join(choice.text),
+        "text": choice.message.text,
         "logprobs": None if choice.logprobs is None else CompletionLogprobs().render(choice.logprobs),
         "finish_reason": finish_reason(choice.end),
         "stop_reason": stop_reason(choice.end),

@@ -35,7 +35,7 @@ class Edge:
 
         if not usable:
             refusal = bad_request(HEADER, f"must be at most {MAX_CHARACTERS} printable ASCII characters")
-            await error_response(refusal)(scope, receive, send_with_id)
+            await error_response(refusal, scope["path"], request_id)(scope, receive, send_with_id)
             return
         scope.setdefault("state", {})["request_id"] = request_id
         try:
@@ -43,4 +43,5 @@ class Edge:
         except Exception as error:
             if started:
                 raise
-            await error_response(from_exception(error, {}))(scope, receive, send_with_id)
+            refusal = from_exception(error, {})
+            await error_response(refusal, scope["path"], request_id)(scope, receive, send_with_id)

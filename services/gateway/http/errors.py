@@ -30,6 +30,14 @@ _CODES = {
     Reason.RATE_LIMITED: "rate_limit_exceeded",
 }
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = _TYPES | {
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+ANTHROPIC = "/v1/messages"
+"""How the paths begin whose failures have Anthropic's shape."""
 
 
 @dataclass
@@ -63,8 +71,15 @@ class HttpError(Exception):
         return advice
 
 
-def error_response(error: HttpError) -> Response:
-    return JsonResponse(error.body(), error.status, headers=error.headers())
+def error_response(error: HttpError, path: str, request_id: str) -> Response:
+    """In the shape that clients of that path expect."""
+    body = anthropic_error(error, request_id) if path.startswith(ANTHROPIC) else error.body()
+    return JsonResponse(body, error.status, headers=error.headers())
+
+
+def anthropic_error(error: HttpError, request_id: str) -> dict[str, Any]:
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}
 
 
 def bad_request(param: str, message: str, code: str = "invalid_value") -> HttpError:
@@ -76,7 +91,7 @@ def from_quire(error: QuireError, names: Mapping[str, str]) -> HttpError:
     """`names` maps paths of the engine's input to the fields that the client wrote."""
     kind, message, param = error.reason.value, error.message, error.field or None
     if param is not None:
-        renamed = _rename(param, names)
+        renamed = rename(param, names)
         if message.startswith(f"{param}:"):
             message = renamed + message[len(param) :]
         param = renamed
@@ -112,10 +127,15 @@ def from_validation(error: ValidationError) -> HttpError:
     problem = max((one for one in problems if one["loc"][:1] == field), key=_progress)
     kind, message = problem["type"], problem["msg"]
     path = problem["loc"]
-    if kind == "unknown_field":
+    if kind in ("unknown_field", "missing_field"):
         path = (*path, problem["ctx"]["name"])
     param = _dotted(path)
-    code = {"unknown_field": "unknown_parameter", "unsupported_parameter": kind, "missing": "missing_parameter"}
+    code = {
+        "unknown_field": "unknown_parameter",
+        "unsupported_parameter": kind,
+        "missing": "missing_parameter",
+        "missing_field": "missing_parameter",
+    }
     return bad_request(param or "body", message[:1].lower() + message[1:], code.get(kind, "invalid_value"))
 
 
@@ -134,7 +154,7 @@ def _dotted(path: tuple[int | str, ...]) -> str:
     return text
 
 
-def _rename(path: str, names: Mapping[str, str]) -> str:
+def rename(path: str, names: Mapping[str, str]) -> str:
     """The client's name of the longest known beginning of `path`, with the rest kept."""
     path = path.removeprefix("input.")
     for cut in range(len(path), 0, -1):

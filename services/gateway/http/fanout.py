@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from quire.v1.types_pb2 import FinishReason
 from services.common.errors import QuireError, Reason
-from services.gateway.events import Delta, Event, Finished, PromptScores, ScoredToken, Started
+from services.gateway.events import Delta, Event, Finished, PromptScores, ScoredToken, Started, parts_of
 from services.gateway.http.ports import Generation
+from services.gateway.output.parts import Message, Part, fold
 
 
 async def merge(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, Event], None]:
@@ -57,7 +58,7 @@ async def merge(generations: Sequence[Generation]) -> AsyncGenerator[tuple[int, 
 class Choice:
     """One choice of a whole answer."""
 
-    text: list[str] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     logprobs: list[ScoredToken] | None = None  # None where none were asked for
     last: Delta | None = None  # the delta that carries the finish reason
 
@@ -66,6 +67,10 @@ class Choice:
         """The delta that carries the finish reason; `collect` returns no choice without one."""
         assert self.last is not None
         return self.last
+
+    @property
+    def message(self) -> Message:
+        return fold(self.parts)
 
 
 @dataclass(slots=True)
@@ -88,7 +93,7 @@ async def collect(events: AsyncIterator[tuple[int, Event]], prompts: int, choice
     async for prompt, event in events:
         if isinstance(event, Delta):
             choice = table[prompt, event.choice]
-            choice.text.append(event.text)
+            choice.parts += parts_of(event)
             if event.logprobs is not None:
                 choice.logprobs = [*(choice.logprobs or ()), *event.logprobs]
             if event.finish_reason is not None:
@@ -118,7 +123,7 @@ def finish_reason(delta: Delta) -> str | None:
         case None:
             return None
         case FinishReason.FINISH_REASON_STOP:
-            return "stop"
+            return "tool_calls" if delta.called else "stop"
         case FinishReason.FINISH_REASON_LENGTH:
             return "length"
         case FinishReason.FINISH_REASON_CANCELLED:

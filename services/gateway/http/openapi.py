@@ -28,8 +28,11 @@ def describe(app: FastAPI, models: list[type[BaseModel]]) -> None:
         document = without()
         components = document.setdefault("components", {})
         components.setdefault("schemas", {}).update(definitions["$defs"])
-        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"key": []}]
+        components["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+        document["security"] = [{"key": []}, {"x-api-key": []}]
         for path in OPEN & document["paths"].keys():
             for operation in document["paths"][path].values():
                 operation["security"] = []

@@ -5,13 +5,14 @@ Ranges and everything that needs a model are checked once, behind this surface, 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from services.gateway.http.body_types import Body, Ignored, only
 from services.gateway.http.structured import Choices, Json, ResponseFormat, StructuredOutputs, Text
+from services.gateway.http.tools import Calls, ToolFields, missing_content
 from services.gateway.validation import MAX_LOGIT_BIASES, MAX_MESSAGES, MAX_STOP_STRINGS, MAX_STOP_TOKENS
 
 MAX_CHOICES = 1024
@@ -122,42 +123,43 @@ Content = str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 class Message(Body):
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Content
+    content: Content | None = Field(None, description="May be absent beside tool_calls.")
     name: str | None = None
     # What a client that sends back an answer's own message brings along.
     refusal: Annotated[Any, only()] = None
     annotations: Annotated[Any, only([])] = None
     audio: Annotated[Any, only()] = None
     function_call: Annotated[Any, only()] = None
-    tool_calls: Annotated[Any, only([])] = None
-    tool_call_id: Annotated[Any, only()] = None
+    tool_calls: Calls | None = Field(default=None, description="Of an assistant's message.")
+    tool_call_id: str | None = Field(default=None, description="The call that a message of the role tool answers.")
+    reasoning_content: str | None = Field(default=None, description="What the assistant thought first.")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise missing_content()
+        return self
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
 
 
-class ChatRequest(GenerationBody):
+class ChatRequest(GenerationBody, ToolFields):
     messages: Messages
     max_completion_tokens: Int32 | None = None
     logprobs: bool | None = None
     top_logprobs: Int32 | None = None
 
-    parallel_tool_calls: Ignored = None
     prompt_cache_retention: Ignored = None
-    tools: Annotated[Any, only([])] = None
-    tool_choice: Annotated[Any, only("none", "auto")] = None
-    functions: Annotated[Any, only([])] = None
-    function_call: Annotated[Any, only("none", "auto")] = None
     modalities: Annotated[Any, only(["text"])] = None
     audio: Annotated[Any, only()] = None
     prediction: Annotated[Any, only()] = None
-    reasoning_effort: Annotated[Any, only()] = None
     verbosity: Annotated[Any, only("medium")] = None
     web_search_options: Annotated[Any, only()] = None
 
 
-class TokenizeRequest(Body):
-    """Either a prompt or messages."""
+class TokenizeRequest(ToolFields):
+    """Either a prompt, or messages and what goes with them."""
 
     model: ModelName = ""
     prompt: str | None = None

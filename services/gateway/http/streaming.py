@@ -1,4 +1,4 @@
-"""Server-sent events: a chunk per delta, then [DONE]; after a failure an error event and never [DONE]."""
+"""Server-sent events: what a surface makes of each event; after a failure what it makes of that, and never its end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from starlette.types import Receive, Scope, Send
 
 from services.gateway.events import Delta, Event, Finished, PromptScores, Started
 from services.gateway.http.client_watch import ClientGone, ClientWatch
-from services.gateway.http.encoding import to_json
 from services.gateway.http.errors import from_exception
 from services.gateway.http.fanout import cut_short
 from services.gateway.http.surface import Surface
 from services.gateway.http.to_input import Job
-from services.gateway.http.usage import render_usage
-
-_DONE = b"data: [DONE]\n\n"
 
 
 async def chunks(
@@ -50,19 +46,15 @@ async def chunks(
                     yield data
             if len(finished) != len(job.inputs) or ended_choices != len(job.inputs) * job.choices_per_prompt:
                 raise cut_short()
-            last = (surface.closing(render_usage(finished)) if job.include_usage else b"") + _DONE
+            last = surface.closing(finished)
         except Exception as error:
-            last = _error_event(error, job.names)
+            last = surface.failure(from_exception(error, job.names))
         yield last
 
 
 def rate_headers(first: Event) -> Mapping[str, str]:
     """What the first event tells of the caller's rates."""
     return first.headers if isinstance(first, Started) else {}
-
-
-def _error_event(error: Exception, names: Mapping[str, str]) -> bytes:
-    return f"data: {to_json(from_exception(error, names).body())}\n\n".encode("ascii")
 
 
 class EventStream(Response):

@@ -32,9 +32,9 @@ class JsonSchemaFormat(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = Field(None, description='Of type "json_schema".')
-    structures: list[Any] | None = Field(None, description='Of type "structural_tag", with triggers.')
+    structures: list[Any] | None = Field(default=None, description='Of type "structural_tag", with triggers.')
     triggers: list[Any] | None = None
-    format: dict[str, Any] | None = Field(None, description='Of type "structural_tag", instead of structures.')
+    format: dict[str, Any] | None = Field(default=None, description='Of type "structural_tag", instead of structures.')
 
 
 class StructuredOutputs(Body):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from quire.v1.gateway_pb2 import Chat, ChatMessage, GenerationInput, TokenIds
 from quire.v1.types_pb2 import LogprobOptions, SamplingParams, StopCriteria
 from services.common.constraints.limits import rule_path
-from services.gateway.http.errors import bad_request
+from services.gateway.http.errors import bad_request, rename
 from services.gateway.http.schemas import (
     MAX_CHOICES,
     ChatRequest,
@@ -21,6 +21,7 @@ from services.gateway.http.schemas import (
     TokenizeRequest,
 )
 from services.gateway.http.structured import Rule, rule_of
+from services.gateway.http.tools import add_tools, call_of, names_of
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's budget for a text completion that states none."""
@@ -60,6 +61,11 @@ class Job:
     stream: bool
     include_usage: bool  # in a last chunk, when streaming
     default_budget: bool  # max_tokens is OpenAI's default, not the client's wish
+    show_reasoning: bool = True  # where the model marks it
+
+    def renamed(self, fields: Mapping[str, str]) -> Job:
+        """The same for a client that wrote other fields; `fields` maps those that are known here to its own."""
+        return replace(self, names={path: rename(name, fields) for path, name in self.names.items()})
 
     @property
     def choices_per_prompt(self) -> int:
@@ -104,10 +110,12 @@ def chat_job(body: ChatRequest) -> Job:
     rule = rule_of(body)
     one = _common(body, rule, budgets[0] if budgets else None, alternatives)
     one.chat.CopyFrom(Chat(messages=chat_messages(body.messages)))
-    names = dict(NAMES) | {"logprobs.output_count": "top_logprobs", "prompt": "messages"}
+    add_tools(one.chat, body)
+    names = dict(NAMES) | names_of(body) | {"logprobs.output_count": "top_logprobs", "prompt": "messages"}
     if body.max_completion_tokens is not None:
         names["stop.max_tokens"] = "max_completion_tokens"
-    return _job(body, rule, [one], names, default_budget=False)
+    job = _job(body, rule, [one], names, default_budget=False)
+    return replace(job, show_reasoning=body.include_reasoning is not False)
 
 
 def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
@@ -115,14 +123,17 @@ def chat_messages(messages: Sequence[Message]) -> list[ChatMessage]:
     return [
         ChatMessage(
             role="system" if message.role == "developer" else message.role,
-            content=_text(message.content),
+            content="" if message.content is None else _text(message.content),
             name=message.name or "",
+            tool_calls=map(call_of, message.tool_calls or ()),
+            tool_call_id=message.tool_call_id or "",
+            reasoning_content=message.reasoning_content or "",
         )
         for message in messages
     ]
 
 
-def tokenize_prompt(body: TokenizeRequest) -> str | list[ChatMessage]:
+def tokenize_prompt(body: TokenizeRequest) -> str | Chat:
     """The text or the chat to turn into ids; exactly one of both must be given."""
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("prompt", "give either prompt or messages")
@@ -130,7 +141,9 @@ def tokenize_prompt(body: TokenizeRequest) -> str | list[ChatMessage]:
         return body.prompt or ""
     if body.add_special_tokens is not None:
         raise bad_request("add_special_tokens", "goes with prompt; a chat's special tokens are the template's")
-    return chat_messages(body.messages)
+    chat = Chat(messages=chat_messages(body.messages))
+    add_tools(chat, body)
+    return chat
 
 
 def _text(content: str | list[TextPart]) -> str:

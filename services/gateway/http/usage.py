@@ -13,9 +13,11 @@ def render_usage(parts: Iterable[Finished]) -> dict[str, Any]:
     parts = list(parts)
     prompt = sum(part.prompt_tokens for part in parts)
     completion = sum(part.completion_tokens for part in parts)
-    return {
+    usage = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(part.cached_tokens for part in parts)},
     }
+    told = [part.reasoning_tokens for part in parts if part.reasoning_tokens is not None]
+    return usage | {"completion_tokens_details": {"reasoning_tokens": sum(told)}} if told else usage

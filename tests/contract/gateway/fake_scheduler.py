@@ -33,10 +33,16 @@ def make_bundle(vocabulary: Vocabulary, **config: Any) -> bytes:
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
     """Records what the gateway says, in lists, and says what the test wants."""
 
-    def __init__(self, target: str, extra: Sequence[bytes | str] = (), context_length: int = 512) -> None:
+    def __init__(
+        self,
+        target: str,
+        extra: Sequence[bytes | str] = (),
+        context_length: int = 512,
+        template: str = CHAT_TEMPLATE,
+    ) -> None:
         self.target = target
         vocabulary = byte_level(extra)
-        self.bundle = make_bundle(vocabulary)
+        self.bundle = make_bundle(vocabulary, chat_template=template)
         self.model = types_pb2.ModelDescription(
             name="m",
             fingerprint="f" * 64,

@@ -53,7 +53,12 @@ def test_special_strings_may_be_objects_and_templates_named_or_files(tmp_path: P
     change_json(path / "tokenizer_config.json", eos_token={"content": "<|eos|>"}, chat_template=named)
     config = config_of(build_bundle(path))
     assert (config["eos_token"], config["chat_template"]) == ("<|eos|>", "d")
+    assert config["tool_template"] == "t"
     (path / "chat_template.jinja").write_text("from a file")
+    assert "tool_template" not in config_of(build_bundle(path))
+    (path / "additional_chat_templates").mkdir()
+    (path / "additional_chat_templates" / "tool_use.jinja").write_text("for tools")
+    assert config_of(build_bundle(path))["tool_template"] == "for tools"
     assert config_of(build_bundle(path))["chat_template"] == "from a file"
 
 

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from quire.v1 import types_pb2
-from services.gateway.deltas import ChoiceText, DeltaMaker, end_ids, scored_prompt
+from services.gateway.deltas import ChoiceText, DeltaMaker, OutputReader, end_ids, scored_prompt
 from services.gateway.detokenizer import IncrementalDetokenizer
+from services.gateway.output.hermes import HermesParser
+from services.gateway.output.parts import CallArguments, CallBegin, Message, PlainParser, Reasoning, Text, fold
+from services.gateway.output.thinking import Thinking, ThinkingParser
 from services.gateway.requests import OpenChoice, Score
 from services.gateway.stops import StopMatcher
 from services.gateway.tokenizer import ModelTokenizer
@@ -25,10 +28,12 @@ def maker(
     ends: frozenset[int] = frozenset({EOS_ID}),
     keep_special: bool = False,
     scores: bool = False,
+    parser: ThinkingParser | None = None,
 ) -> DeltaMaker:
     matcher = StopMatcher(stops, () if keep_special else SPECIALS, False) if stops else None
     detokenizer = IncrementalDetokenizer(TOKENIZER, (), not keep_special)
-    return DeltaMaker(TOKENIZER, choice, ChoiceText(TOKENIZER, detokenizer, matcher, ends, keep_special), scores)
+    text = ChoiceText(TOKENIZER, detokenizer, matcher, ends, keep_special)
+    return DeltaMaker(TOKENIZER, choice, OutputReader(text, parser), scores)
 
 
 def test_all_that_is_there_comes_in_one_delta() -> None:
@@ -104,6 +109,66 @@ def test_scores_name_bytes_of_all_tokens() -> None:
     assert (prompt[0].token, prompt[0].logprob) == (b"to", None)
     assert (prompt[1].token, prompt[1].logprob, prompt[1].rank) == (b"\xf0", -0.5, 2)
     assert (prompt[1].top[0].token, prompt[1].top[0].rank) == (b"ken", 1)
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+
+
+def reader(thinking: Thinking = Thinking.MAYBE) -> ThinkingParser:
+    return ThinkingParser(HermesParser({"f"}), thinking)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_tokens_of_thinking_are_counted_one_by_one(size: int) -> None:
+    """However many come at once: its marks count, what follows does not."""
+    choice, text = OpenChoice(0), f"<think>Hm.</think>\nOk.{CALL}"
+    deltas = maker(choice, parser=reader())
+    found = []
+    ids = [*text.encode(), EOS_ID]
+    for at in range(0, len(ids), size):
+        choice.accept(at, ids[at : at + size], [])
+        if at + size >= len(ids):
+            choice.end = STOP
+        delta = deltas.take()
+        assert delta is not None
+        assert delta.parts is not None
+        assert delta.text == "".join(part.text for part in delta.parts if isinstance(part, Text))
+        found.append(delta)
+    message = fold(part for delta in found for part in delta.parts or ())
+    assert (message.reasoning, message.text, message.calls[0].arguments) == ("Hm.", "Ok.", '{"a": 1}')
+    assert deltas.reasoning_tokens == len("<think>Hm.</think>")
+    assert found[-1].called
+
+
+def test_without_thinking_nothing_counts() -> None:
+    choice = OpenChoice(0)
+    deltas = maker(choice, parser=reader())
+    choice.accept(0, list(b" <thing>"), [])
+    choice.end = LENGTH
+    delta = deltas.take()
+    assert delta is not None
+    assert (delta.text, deltas.reasoning_tokens, delta.called) == (" <thing>", 0, False)
+    assert maker(OpenChoice(0)).reasoning_tokens is None
+
+
+def test_a_stop_string_ends_thinking_and_calls_too() -> None:
+    choice = OpenChoice(0)
+    deltas = maker(choice, ["Hmm"], parser=ThinkingParser(PlainParser(), Thinking.OPEN))
+    choice.accept(0, list(b"So. Hmm</think>"), [])
+    delta = deltas.take()
+    assert delta is not None
+    assert (delta.parts, delta.finish_reason, delta.matched_stop) == ((Reasoning("So."),), STOP, "Hmm")
+    assert len(choice.output) == deltas.reasoning_tokens == len("So. Hmm")
+
+    choice = OpenChoice(0)
+    deltas = maker(choice, ["}}"], parser=reader(Thinking.NEVER))
+    choice.accept(0, list(CALL.encode()), [])
+    delta = deltas.take()
+    assert delta is not None
+    assert delta.parts is not None
+    assert delta.parts[:2] == (CallBegin(0, "f"), CallArguments(0, '{"a": 1'))
+    assert fold(delta.parts) == Message(CALL[: CALL.index("}}")])
+    assert not delta.called
 
 
 def test_end_ids() -> None:

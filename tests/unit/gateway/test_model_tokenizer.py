@@ -12,8 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.common.errors import QuireError, Reason
+from services.gateway.detokenizer import IncrementalDetokenizer
+from services.gateway.output.template_facts import Style
 from services.gateway.tokenizer import ModelTokenizer
-from tests.fixtures.vocabularies import BOS, BOS_ID, CHAT_TEMPLATE, EOS_ID, Vocabulary, byte_level, sentencepiece
+from tests.fixtures.chat_templates import HERMES
+from tests.fixtures.vocabularies import (
+    BOS,
+    BOS_ID,
+    CHAT_TEMPLATE,
+    EOS,
+    EOS_ID,
+    Vocabulary,
+    byte_level,
+    sentencepiece,
+    special,
+)
 
 BYTES = byte_level(["Hi", "é!", b"\xf0\x9f", b"\x98\x80"])
 PIECES = sentencepiece(["▁Hello", "▁world", "▁", "lo", "▁▁"])
@@ -133,3 +146,29 @@ def test_s1_other_bytes_are_no_bundle(data: bytes) -> None:
     with pytest.raises(QuireError, match="not a tokenizer bundle") as failure:
         ModelTokenizer.from_bundle(data)
     assert failure.value.reason is Reason.PROTOCOL
+
+
+def test_marks_show_to_whoever_reads_calls() -> None:
+    """Where they are special tokens, which clients do not see otherwise; other special tokens stay hidden."""
+    vocabulary = byte_level(["<|python_tag|>", "<think>"])
+    for token_id, text in ((260, "<|python_tag|>"), (261, "<think>")):
+        vocabulary.tokenizer["added_tokens"].append(special(token_id, text))
+    tokenizer = ModelTokenizer(vocabulary.to_json(), {"eos_token": EOS})
+    ids = [261, EOS_ID, ord("a"), 260]
+    assert tokenizer.decode(ids) == "a"
+    shown = IncrementalDetokenizer(tokenizer.showing_marks(), (), True)
+    assert shown.push(ids) == "<think>a<|python_tag|>"
+    every = IncrementalDetokenizer(tokenizer.showing_marks(), (), False)
+    assert every.push(ids) == f"<think>{EOS}a<|python_tag|>"
+    marked = tokenizer.showing_marks()
+    assert [marked.is_special(token) for token in (*ids, 5)] == [False, True, False, False, False]
+    assert [tokenizer.is_special(token) for token in ids] == [True, True, False, True]
+
+
+def test_a_template_for_tools_alone() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    tokenizer = make(chat_template="plain", tool_template=HERMES)
+    assert tokenizer.render_chat(MESSAGES) == "plain"
+    assert "<tools>" in tokenizer.render_chat(MESSAGES, [tool])
+    assert (tokenizer.facts.takes_tools, tokenizer.facts.style) == (True, Style.HERMES)
+    assert not make(chat_template="plain").facts.takes_tools

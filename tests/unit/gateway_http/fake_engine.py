@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quire.v1 import gateway_pb2, types_pb2
 from services.common.errors import QuireError, Reason, invalid
 from services.gateway.caller import Caller
+from services.gateway.chat_plan import Reading, check_template, reading_of
 from services.gateway.events import Delta, Event, Finished, PromptScores, ScoredToken, Started
-from services.gateway.validation import resolve_max_tokens, validate
+from services.gateway.output.parts import CallBegin, CallFault, Part, visible
+from services.gateway.output.template_facts import TemplateFacts
+from services.gateway.output_rule import output_rule
+from services.gateway.validation import check_chat, resolve_max_tokens, validate
 
 MODEL = types_pb2.ModelDescription(
     name="test/model", context_length=64, vocab_size=300, eos_token_ids=[256], loaded_at=1_700_000_000
 )
+
+NO_TEMPLATE = TemplateFacts()
 
 
 @dataclass(frozen=True)
@@ -43,10 +49,15 @@ class FakeEngine:
     silent_end: bool = False  # end without finish reasons
     refusal: QuireError | None = None  # of every request
     rates: dict[str, str] = field(default_factory=dict)  # that answers tell
+    facts: TemplateFacts = NO_TEMPLATE  # of the model
+    prompt_end: str = ""  # what the model's template writes last
+    ends_itself: bool = False  # with an end token, not with its budget
+    constraints: list[types_pb2.Constraint | None] = field(default_factory=list)  # of each request
     requests: list[gateway_pb2.GenerationInput] = field(default_factory=list)
     callers: list[Caller] = field(default_factory=list)  # of each request
     deadlines: list[float | None] = field(default_factory=list)  # of each request
     running: int = 0
+    thought: int = 0  # tokens of thinking of the last choice
     hung: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)  # the last running request ended
 
@@ -71,16 +82,21 @@ class FakeEngine:
             raise self.refusal
         validate(request, MODEL, 1 << 20)
         caller.check_priority(request.priority)
+        check_template(request.chat, self.facts)
         prompt = self._prompt_ids(request)
+        reading = reading_of(request.chat, self.facts, self, prompt)
+        own = request.constraint if request.HasField("constraint") else None
+        constraint = own if reading is None else output_rule(request.chat, reading, own, ())
         if not prompt:
             raise invalid("text", "is empty, and the model has no beginning token")
         budget = resolve_max_tokens(len(prompt), request.stop, MODEL.context_length)
         self.requests.append(request)
+        self.constraints.append(constraint)
         self.callers.append(caller)
         self.deadlines.append(deadline)
         self.running += 1
         try:
-            async with aclosing(self._events(request, prompt, budget)) as events:
+            async with aclosing(self._events(request, prompt, budget, reading)) as events:
                 async for event in events:
                     yield event
         finally:
@@ -89,9 +105,14 @@ class FakeEngine:
                 self.ended.set()
 
     async def tokenize(
-        self, model: str, prompt: str | Sequence[gateway_pb2.ChatMessage], *, caller: Caller, add_special: bool = True
+        self, model: str, prompt: str | gateway_pb2.Chat, *, caller: Caller, add_special: bool = True
     ) -> tuple[list[int], types_pb2.ModelDescription]:
-        text = prompt if isinstance(prompt, str) else "".join(message.content for message in prompt)
+        if isinstance(prompt, str):
+            text = prompt
+        else:
+            check_chat(prompt, 1 << 20)
+            check_template(prompt, self.facts)
+            text = "".join(message.content for message in prompt.messages)
         return [257] * add_special + list(text.encode()), MODEL
 
     async def detokenize(self, model: str, ids: Sequence[int], *, caller: Caller, skip_special: bool = True) -> str:
@@ -100,7 +121,7 @@ class FakeEngine:
         return bytes(one for one in ids if one < 256).decode() + "" if skip_special else str(list(ids))
 
     async def _events(
-        self, request: gateway_pb2.GenerationInput, prompt: list[int], budget: int
+        self, request: gateway_pb2.GenerationInput, prompt: list[int], budget: int, reading: Reading | None
     ) -> AsyncIterator[Event]:
         yield Started(request.request_id, MODEL.name, 1_700_000_001, tuple(prompt), 3, 7, self.rates)
         if request.logprobs.HasField("prompt_count"):
@@ -110,10 +131,27 @@ class FakeEngine:
         counts = []
         for choice in range(request.choice_count):
             counts.append(0)
-            async for delta in self._choice(request, choice, budget):
+            async for delta in self._parsed(self._choice(request, choice, budget), reading):
                 counts[choice] += len(delta.token_ids)
                 yield delta
-        yield Finished(len(prompt), sum(counts), 3)
+        yield Finished(len(prompt), sum(counts), 3, None if reading is None else self.thought)
+
+    async def _parsed(self, deltas: AsyncIterator[Delta], reading: Reading | None) -> AsyncIterator[Delta]:
+        parser = None if reading is None else reading.parser()
+        calls = self.thought = thought = 0
+        async for delta in deltas:
+            if parser is None:
+                yield delta
+                continue
+            thought += parser.thinking
+            parts: list[Part] = parser.push(delta.text)
+            parts += parser.finish() if delta.finish_reason is not None else []
+            calls += sum(isinstance(part, CallBegin) - isinstance(part, CallFault) for part in parts)
+            self.thought = thought * parser.thought
+            yield replace(delta, text=visible(parts), parts=tuple(parts), called=calls > 0)
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        return self.prompt_end
 
     async def _choice(self, request: gateway_pb2.GenerationInput, choice: int, budget: int) -> AsyncIterator[Delta]:
         pieces = [str(choice), *self.pieces] if request.choice_count > 1 else list(self.pieces)
@@ -129,7 +167,7 @@ class FakeEngine:
             stop = next((one for one in request.stop.stop if one in text), None)
             reason = (
                 types_pb2.FINISH_REASON_STOP
-                if stop
+                if stop or (self.ends_itself and at + 1 == len(pieces) <= budget)
                 else types_pb2.FINISH_REASON_LENGTH
                 if at + 1 in (budget, len(pieces))
                 else None
