@@ -22,7 +22,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """"ok" or "missed"; empty where there is no goal."""
+        """ "ok" or "missed"; empty where there is no goal."""
         if self.goal is None:
             return ""
         reached = self.value >= self.goal if self.bound == "at least" else self.value <= self.goal
@@ -49,7 +49,9 @@ def table(parts: Sequence[PartReport]) -> str:
         if part.ended_by:
             lines.append((part.part, part.ended_by.splitlines()[0][:100], "", "", "CUT SHORT"))
     widths = [max(len(line[column]) for line in lines) for column in range(5)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
 def write(path: Path, about: dict[str, Any], parts: Sequence[PartReport]) -> None:

@@ -15,7 +15,12 @@ class Run:
     """Some sequences of equal right to blocks: each has `room` tokens."""
 
     def __init__(
-        self, backend: Backend, block_size: int, prompts: Sequence[Sequence[int]], room: int, rule: SamplingRule = GREEDY
+        self,
+        backend: Backend,
+        block_size: int,
+        prompts: Sequence[Sequence[int]],
+        room: int,
+        rule: SamplingRule = GREEDY,
     ) -> None:
         self._backend, self._rule = backend, rule
         self.tokens = [list(prompt) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Where a check runs, and how large: on a card at real sizes, or tiny under the interpreter to prove the check itself."""
+"""Where a check runs, and how large: on a card at real sizes, or tiny and interpreted, to prove the check itself."""
 
 from __future__ import annotations
 

@@ -105,7 +105,10 @@ def _attention(
 def _int4(dtype: torch.dtype, place: torch.device) -> tuple[float, float]:
     worst = (0.0, 1.0)
     for tokens, rows, columns in ((1, 40, 96), (3, 70, 256), (17, 33, 512)):
-        x, matrix = _drawn(tokens, columns).to(place, dtype), int4_matrix(_drawn(rows, columns, seed=1).to(place, dtype))
+        x, matrix = (
+            _drawn(tokens, columns).to(place, dtype),
+            int4_matrix(_drawn(rows, columns, seed=1).to(place, dtype)),
+        )
         expected = x.double() @ matrix.weight.dequantize().double().T
         worst = max(worst, _error(multiply_int4(x, matrix.weight), expected, dtype), key=lambda one: one[0] / one[1])
     return worst
@@ -152,13 +155,18 @@ def _gate(dtype: torch.dtype, place: torch.device) -> tuple[float, float]:
 def _rope(dtype: torch.dtype, place: torch.device) -> tuple[float, float]:
     heads, kv_heads, width = 5, 2, 60
     angles = torch.arange(40)[:, None] * (1 / 3.0) ** torch.arange(width // 2)
-    inputs = [part.to(place) for part in (angles.cos(), angles.sin(), torch.tensor([3, 0, 39]), torch.tensor([7, -1, 0]))]
+    inputs = [
+        part.to(place) for part in (angles.cos(), angles.sin(), torch.tensor([3, 0, 39]), torch.tensor([7, -1, 0]))
+    ]
     qkv = _drawn(3, heads + 2 * kv_heads, width).to(place, dtype)
     pools = [torch.zeros(2 * kv_heads, 4, 5, width, dtype=dtype, device=place) for _ in range(2)]
     found, expected = qkv.clone(), qkv.clone()
     rope_kv_write(found, *inputs, pools[0])
     rope_kv_write_plainly(expected, *inputs, pools[1])
-    rows = [torch.cat((part[:, :heads].flatten(), pool.flatten())) for part, pool in ((found, pools[0]), (expected, pools[1]))]
+    rows = [
+        torch.cat((part[:, :heads].flatten(), pool.flatten()))
+        for part, pool in ((found, pools[0]), (expected, pools[1]))
+    ]
     return _error(rows[0], rows[1], dtype)
 
 
@@ -194,7 +202,9 @@ def _packing(dtype: torch.dtype, place: torch.device) -> tuple[float, float]:
     pool = _drawn(2, 4, 3, 16, 20).to(place, dtype)
     other = torch.zeros_like(pool)
     unpack_blocks([other], [0, 2], pack_blocks([pool], [2, 1]))
-    wrong = (other[:, :, 0] != pool[:, :, 2]).sum() + (other[:, :, 2] != pool[:, :, 1]).sum() + (other[:, :, 1] != 0).sum()
+    wrong = (
+        (other[:, :, 0] != pool[:, :, 2]).sum() + (other[:, :, 2] != pool[:, :, 1]).sum() + (other[:, :, 1] != 0).sum()
+    )
     return float(wrong), 0.0
 
 

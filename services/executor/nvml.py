@@ -58,7 +58,9 @@ class GpuMetrics(Collector):
         except nvml.NVMLError as error:
             log.warning("the driver does not answer about the GPU", extra={"error": str(error)})
             return
-        about = GaugeMetricFamily("quire_executor_gpu", "The GPU that computes", labels=["name", "address", "numa_node"])
+        about = GaugeMetricFamily(
+            "quire_executor_gpu", "The GPU that computes", labels=["name", "address", "numa_node"]
+        )
         node = "" if self._gpu.node is None else str(self._gpu.node)
         about.add_metric([name.decode() if isinstance(name, bytes) else name, self._gpu.address, node], 1)
         yield about
@@ -91,7 +93,7 @@ def register_gpu(registry: CollectorRegistry, gpu: Gpu, nvml: Nvml | None) -> bo
 def find_nvml() -> Nvml | None:
     """The binding, where it is installed."""
     try:
-        found: Nvml = importlib.import_module("pynvml")  # type: ignore[assignment]
+        found: Nvml = importlib.import_module("pynvml")
     except ImportError:
         return None
     return found

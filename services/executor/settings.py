@@ -54,7 +54,10 @@ class ExecutorSettings(ServiceSettings):
     kv_warm_tokens: int = Field(
         WARM_TOKENS, ge=2, lt=OLDEST, description="newest tokens that are hot or warm where older ones are cold"
     )
-    kv_memory: str = Field("auto", description='"auto" (a quarter of the free memory at most, of a GPU's all) or a size like "2GiB"')
+    kv_memory: str = Field(
+        "auto",
+        description='"auto" (a quarter of the free memory at most; on a GPU, what is free) or a size like "2GiB"',
+    )
     kv_blocks: int | None = Field(
         None, ge=1, le=MOST_BLOCKS, description="exact number of KV blocks in each format, instead of kv_memory"
     )

@@ -67,7 +67,10 @@ def test_greedy_equals_the_uncached_reference(bench, model, path):
 
 
 def test_seeded_output_is_the_same_alone_in_chunks_and_resumed(bench, model):
-    prompts, rule = prompts_of(2 if model.backend.name in SLOW else 6), {"temperature": 1.0, "top_p": 0.9, "seed": 17, "repetition_penalty": 1.1}
+    prompts, rule = (
+        prompts_of(2 if model.backend.name in SLOW else 6),
+        {"temperature": 1.0, "top_p": 0.9, "seed": 17, "repetition_penalty": 1.1},
+    )
     together = run_all(bench, prompts, 64, **rule)
     for i, prompt in enumerate(prompts):
         assert run_all(bench, [prompt], 3, first=100 + i, **rule) == [together[i]]

@@ -1,4 +1,4 @@
-"""The cuda backend beside the torch backend, on a GPU where there is one, else interpreted: small cases, one of each."""
+"""The cuda backend beside the torch backend: small cases, one of each, interpreted where there is no GPU."""
 
 from __future__ import annotations
 

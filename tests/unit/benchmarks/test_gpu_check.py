@@ -45,7 +45,9 @@ def test_every_part_runs_tiny_and_finds_nothing_wrong(dry) -> None:
 
 def test_what_misses_is_told_and_only_what_is_wrong_fails() -> None:
     parts = [
-        PartReport("right, kernels", 1.0, [Row("a", 0.5, "of budget", 1.0, "at most"), Row("b", 2.0, "", 1.0, "at most")]),
+        PartReport(
+            "right, kernels", 1.0, [Row("a", 0.5, "of budget", 1.0, "at most"), Row("b", 2.0, "", 1.0, "at most")]
+        ),
         PartReport("right, models", 1.0, [Row("c", float("nan"), "", 1.0)]),
         PartReport("speed", 1.0, [Row("d", 0.1, "x", 1.0)], "its time was over"),
     ]

@@ -1,4 +1,4 @@
-"""Which step may be begun before the last one's tokens are known to the host, and whether it was the right one. Pure."""
+"""Which step may be begun before the last one's tokens reach the host, and whether it was the right one. Pure."""
 
 from __future__ import annotations
 

@@ -85,16 +85,10 @@ class CudaBackend:
         free = self._device.free_memory()
         if free is None:
             return None
-        size, tokens = 16, min(self._sizes.tokens, self.spec.context_length)
-        blocks = -(-tokens // size)
         with torch.inference_mode(), self._device.computing():
-            kv, decode = self._allocate(KvShape(size, self.kv_block_bytes(size), blocks))
-            taken = self._device.most_taken(lambda: self._try_prefill(kv, tokens))
-            decode.capture(self._captured_sizes()[:1])
-            captured = free - (self._device.free_memory() or 0)  # together with the blocks tried
-        del kv, decode
-        self._device.free_memory()
-        return max(free - taken - captured, 0)
+            needed = self._tried(free)
+        self._device.free_memory()  # what was tried goes back
+        return max(free - needed, 0)
 
     def kv_block_bytes(self, block_size: int, kv_format: str | None = None) -> int:
         spec = self.spec
@@ -198,6 +192,15 @@ class CudaBackend:
 
     def _rows(self, rows: Sequence[int]) -> Tensor:
         return send(self._device, {"rows": np.array(rows, np.int64)})["rows"]
+
+    def _tried(self, free: int) -> int:
+        """Bytes that the largest steps take; `free` are there before."""
+        size, tokens = 16, min(self._sizes.tokens, self.spec.context_length)
+        kv, decode = self._allocate(KvShape(size, self.kv_block_bytes(size), -(-tokens // size)))
+        taken = self._device.most_taken(lambda: self._try_prefill(kv, tokens))
+        decode.capture(self._captured_sizes()[:1])
+        # Together with the blocks tried, which are few.
+        return taken + free - (self._device.free_memory() or 0)
 
     def _try_prefill(self, kv: GpuKv, tokens: int) -> None:
         """The longest step there is, of one sequence, every token scored as a prompt's."""

@@ -118,9 +118,7 @@ class DecodeSteps:
         if inputs.prompt_scores or inputs.layers or len(draws.rows) != len(inputs.token_ids):
             return None
         queries = int((inputs.query_starts[1:] - inputs.query_starts[:-1]).max())
-        return find_bucket(
-            self._captured, len(inputs.context_lengths), queries, int(inputs.context_lengths.max())
-        )
+        return find_bucket(self._captured, len(inputs.context_lengths), queries, int(inputs.context_lengths.max()))
 
     def _runner(self, bucket: Bucket) -> Callable[[], None]:
         fixed, rows = self._fixed, bucket.rows

@@ -127,7 +127,7 @@ class CudaDevice:
         self.name = torch.cuda.get_device_name(self.torch_device)
         self.multiplies_bf16 = gpu_of(self.torch_device).capability >= 80
         self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
-        self._graphs = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self._graphs = torch.cuda.graph_pool_handle()
 
     def computing(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream)

@@ -14,7 +14,14 @@ from kernels.quant_matmul import Fp8Weight, Int8Weight, pack_int4
 from services.executor.backends.cuda.backend import DTYPES, CudaBackend, StepSizes
 from services.executor.backends.cuda.device import Device
 from services.executor.backends.cuda.int4_parts import Int4Parts, int4_parts, stacked
-from services.executor.backends.cuda.matrices import Fp8Matrix, Int4Matrix, Int8Matrix, Matrix, PlainMatrix, StackedMatrix
+from services.executor.backends.cuda.matrices import (
+    Fp8Matrix,
+    Int4Matrix,
+    Int8Matrix,
+    Matrix,
+    PlainMatrix,
+    StackedMatrix,
+)
 from services.executor.backends.cuda.model import PRODUCT_SPLIT
 from services.executor.backends.cuda.weights import GpuLayer, GpuWeights
 from services.executor.models.checkpoint import with_context_length
@@ -62,9 +69,7 @@ def load_backend(
 
 
 class _Loader:
-    def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, device: Device, fixed_split: int | None
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: Device, fixed_split: int | None) -> None:
         self._checkpoint, self._dtype, self._place = checkpoint, dtype, device.torch_device
         self._fixed_split = fixed_split
         self._sizes: Counter[str] = Counter()  # numbers by format
@@ -92,7 +97,9 @@ class _Loader:
         spec = self._checkpoint.spec
 
         def matrix(*names: str, bias: bool) -> Matrix:
-            return self._matrix([prefix + name for name in names], [f"{prefix}{name}_bias" for name in names] if bias else [])
+            return self._matrix(
+                [prefix + name for name in names], [f"{prefix}{name}_bias" for name in names] if bias else []
+            )
 
         return GpuLayer(
             attention_norm=self._vector(prefix + "attention_norm", torch.float32),
@@ -177,7 +184,8 @@ class _Loader:
 
     def _fp8(self, tensors: Sequence[Tensor], bias: torch.Tensor | None) -> Matrix | None:
         """Scales of rows, or blocks of rows and columns that end where a matrix ends."""
-        codes, scales, blocks = [], [], set()
+        codes, scales = [], []
+        blocks: set[tuple[int, int] | None] = set()
         for tensor in tensors:
             matrix = _read(tensor)
             assert isinstance(matrix, StoredFp8)
@@ -236,7 +244,9 @@ def _kind(tensor: Tensor) -> str:
         if tensor.format.bits == 4:
             return "int4"
         is_row = tensor.format.group_size >= columns and not tensor.format.is_ordered
-        return "int8" if kind == "int8" and tensor.format.bits == 8 and tensor.format.is_symmetric and is_row else "plain"
+        return (
+            "int8" if kind == "int8" and tensor.format.bits == 8 and tensor.format.is_symmetric and is_row else "plain"
+        )
     block_columns = tensor.format.block[1]
     return "fp8" if kind == "fp8" and (block_columns >= columns or block_columns % _SCALE_COLUMNS == 0) else "plain"
 

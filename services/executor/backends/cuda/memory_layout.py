@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.executor.backends.cuda.device import Device
+from services.executor.backends.cuda.device import Device, Mark
 
 _ALIGNED = 16
 _TORCH = {np.dtype(getattr(np, name)): getattr(torch, name)
@@ -43,22 +43,32 @@ class Shared:
         self._host_bytes = device.host_memory((max(size, _ALIGNED),), torch.uint8)
         self._device_bytes = torch.zeros(max(size, _ALIGNED), dtype=torch.uint8, device=device.torch_device)
         whole = self._host_bytes.numpy()
-        self.host: dict[str, NDArray[np.generic]] = {}
+        self._host: dict[str, NDArray[np.generic]] = {}
+        self._sent: Mark | None = None
         self.device: dict[str, Tensor] = {}
         for name, field in fields.items():
             span = slice(offsets[name], offsets[name] + field.nbytes)
-            self.host[name] = whole[span].view(field.dtype).reshape(field.shape)
+            self._host[name] = whole[span].view(field.dtype).reshape(field.shape)
             self.device[name] = self._device_bytes[span].view(_TORCH[field.dtype]).view(field.shape)
+
+    def edit(self) -> dict[str, NDArray[np.generic]]:
+        """The host's arrays, which the last `send` has read by then."""
+        if self._sent is not None:
+            self._sent.wait()
+            self._sent = None
+        return self._host
 
     def send(self) -> None:
         """Brings the host's side to the device."""
         self._device.send(self._host_bytes, self._device_bytes)
+        self._sent = self._device.mark()
 
 
 def send(device: Device, arrays: Mapping[str, NDArray[np.generic]]) -> dict[str, Tensor]:
     """Arrays (int32, int64, fp32, fp64) on the device."""
     shared = Shared(device, {name: Field(array.shape, array.dtype) for name, array in arrays.items()})
+    host = shared.edit()
     for name, array in arrays.items():
-        shared.host[name][...] = array
+        host[name][...] = array
     shared.send()
     return shared.device

@@ -50,9 +50,7 @@ class Hidden:
 class GpuModel:
     """Weights and how to apply them."""
 
-    def __init__(
-        self, spec: ModelSpec, weights: GpuWeights, attention_split: int | None, device: torch.device
-    ) -> None:
+    def __init__(self, spec: ModelSpec, weights: GpuWeights, attention_split: int | None, device: torch.device) -> None:
         """`attention_split`: contexts are cut at multiples of it; None: as the batch wants it."""
         self._spec, self._weights, self._split = spec, weights, attention_split
         self._rule = AttentionRule(1.0 / math.sqrt(spec.head_size))

@@ -77,7 +77,8 @@ class FixedStep:
                 **rule_fields(rows),
             },
         )
-        self._inputs.host["slots"].fill(-1)
+        self._inputs.edit()["slots"].fill(-1)
+        self._inputs.send()
         width = -(-context // block_size)
         self._tables = Shared(device, {"tables": Field((sequences, width + -width % _WIDTH), narrow)})
         self._sent_tables: Int32 | None = None
@@ -86,7 +87,7 @@ class FixedStep:
 
     def fill(self, inputs: StepInputs, draws: Draws) -> None:
         """Brings a step to the device. Rows beyond its own belong to no sequence."""
-        host, tokens, sequences = self._inputs.host, len(inputs.token_ids), len(inputs.context_lengths)
+        host, tokens, sequences = self._inputs.edit(), len(inputs.token_ids), len(inputs.context_lengths)
         host["tokens"][:tokens], host["tokens"][tokens:] = inputs.token_ids, 0
         host["positions"][:tokens], host["positions"][tokens:] = inputs.positions, 0
         host["slots"][:tokens], host["slots"][tokens:] = slots_of(inputs, self._block_size), -1
@@ -101,7 +102,7 @@ class FixedStep:
         """Brings block tables to the device where they are others than before."""
         if self._sent_tables is not None and np.array_equal(self._sent_tables, tables):
             return
-        host = self._tables.host["tables"]
+        host = self._tables.edit()["tables"]
         width = min(host.shape[1], tables.shape[1])  # blocks beyond the context are read by nobody
         host[: len(tables), :width] = tables[:, :width]
         self._tables.send()

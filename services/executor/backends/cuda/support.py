@@ -25,12 +25,10 @@ def refusal(settings: ExecutorSettings) -> str | None:
     device = find_device()
     if device is None:
         return (
-            "torch finds no CUDA device; without one, TRITON_INTERPRET=1 in the environment runs the kernels on the CPU,"
-            " slowly, for tests"
+            "torch finds no CUDA device; without one, TRITON_INTERPRET=1 in the environment runs the kernels on the"
+            " CPU, slowly, for tests"
         )
     for name in ("dtype", "kv_format"):
         if getattr(settings, name) == "bf16" and not device.multiplies_bf16:
             return f"{name}: {device.name} cannot multiply bf16, only fp32 and fp16"
     return None
-
-
