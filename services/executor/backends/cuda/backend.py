@@ -143,7 +143,7 @@ class CudaBackend:
 
     def captured_step(self, sequences: int, queries: int, context: int) -> Callable[[], None]:
         """The captured step that serves such batches, to be measured. ValueError where there is none."""
-        return self._allocated()[1].captured_step(sequences, queries, context)
+        return torch.inference_mode()(self._allocated()[1].captured_step(sequences, queries, context))
 
     def _allocated(self) -> tuple[GpuKv, DecodeSteps]:
         if self._kv is None or self._decode is None:
