@@ -14,8 +14,11 @@ TESTS ?=
 WORKERS ?= 0
 BENCH ?= engine
 PEERS ?=
+CHECK ?=
+# The check needs no environment of its own: torch with CUDA, triton and transformers are enough.
+GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) $(PYTHON))
 
-.PHONY: help setup native up down test test-full test-native lint format protos bench bench-peers lock system-tools
+.PHONY: help setup native up down test test-full test-native lint format protos bench bench-peers gpu-check lock system-tools
 
 help: ## shows this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | column -t -s "$$(printf '\t')"
@@ -74,6 +77,9 @@ bench: setup ## measures the engine (BENCH="serve --concurrency 8" for the whole
 
 bench-peers: setup ## measures Quire beside llama.cpp, OpenVINO and vLLM, which it installs first (PEERS="--help" lists options)
 	$(BIN)/python -m benchmarks.peers $(PEERS)
+
+gpu-check: ## proves and times the GPU kernels and the cuda backend on this machine's first CUDA device (CHECK="--help" lists options)
+	@$(GPU_PYTHON) -m benchmarks.gpu.check $(CHECK)
 
 lock: $(STAMP) ## writes the lock files anew from pyproject.toml (LOCK=--upgrade for new versions)
 	$(BIN)/python tools/lock.py $(LOCK)

@@ -75,8 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--backend",
         default="auto",
-        choices=("auto", "cpu", "torch"),
-        help="what computes: native code on the CPU, or PyTorch (default: auto, the best that takes the model)",
+        choices=("auto", "cpu", "torch", "cuda"),
+        help="what computes: native code on the CPU, PyTorch, or Triton kernels on a GPU (default: auto, the best that "
+        "takes the model, but never cuda yet)",
     )
     add(
         "--dtype",

@@ -150,6 +150,28 @@ def _draft_room(row: Row, tables: BlockTables) -> int:
     return room
 
 
+def room_ahead(rows: list[Row], tables: BlockTables) -> Int32 | None:
+    """Tokens that the blocks of each sequence hold [rows]; None unless all rows draw and may go on with what they draw.
+
+    For a step that `build_step` made of the same rows and that was not taken in yet.
+    """
+    slots = []
+    for row in rows:
+        sequence = row.sequence
+        credit, end = sequence.credit, sequence.computed + row.count
+        if (
+            end != len(sequence.tokens)
+            or credit.steps < 2
+            or credit.draft_limit
+            or sequence.guide is not None
+            or len(sequence.output) + 1 >= sequence.ending.max_output
+            or (sequence.demotions is not None and sequence.demotions.room(sequence.computed) <= row.count)
+        ):
+            return None
+        slots.append(tables.slots(sequence.table))
+    return np.array(slots, np.int32)
+
+
 def build_step(rows: list[Row], tables: BlockTables) -> Step:
     """The inputs of a step over `rows`, at least one."""
     token_ids: list[int] = []
@@ -183,5 +205,6 @@ def build_step(rows: list[Row], tables: BlockTables) -> Step:
         block_tables=tables.gather([row.sequence.table for row in rows]),
         samples=samples,
         prompt_scores=scores,
+        room=lambda: room_ahead(rows, tables),
     )
     return Step(inputs, rows, sampling, scoring)

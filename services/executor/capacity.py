@@ -12,7 +12,7 @@ from services.executor.backends.base import ColderPool, KvShape
 from services.executor.kv_bytes import most_blocks_by_age, split_memory
 
 AUTO_SHARE = 4
-"""Automatic sizing takes one part in this many of the memory that is free once the weights are loaded."""
+"""Automatic sizing takes one part in this many of the host memory that is free once the weights are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class KvDemand:
     memory: int | None = None  # bytes
     blocks: int | None = None
     policy: KvPolicy = HOT_ONLY
+    share: int = AUTO_SHARE
 
 
 def kv_shape(demand: KvDemand, block_bytes: Sequence[int], available: int) -> KvShape:
@@ -49,7 +50,7 @@ def kv_shape(demand: KvDemand, block_bytes: Sequence[int], available: int) -> Kv
         most = demand.max_sequences * sum(count * bytes_ for count, bytes_ in of_sequence)
         if policy.colder:
             most += prompt_blocks * block_bytes[0]
-        budget = min(available // AUTO_SHARE, most)
+        budget = min(available // demand.share, most)
     whole_prompt = min(prompt_blocks, budget // 2 // block_bytes[0])
     try:
         counts = split_memory(budget, block_bytes, policy, size, context, whole_prompt)

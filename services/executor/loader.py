@@ -17,7 +17,7 @@ from services.common.kv_policy import KvPolicy
 from services.common.sizes import format_size, parse_size
 from services.executor.admission import ModelLimits
 from services.executor.backends.base import Backend, KvShape
-from services.executor.capacity import KvDemand, kv_shape, served_context
+from services.executor.capacity import AUTO_SHARE, KvDemand, kv_shape, served_context
 from services.executor.grammar.grammars import Grammars
 from services.executor.grammar.vocabulary import Vocabulary
 from services.executor.memory import measure
@@ -185,7 +185,8 @@ def allocate(
     """
     memory = measure()
     mapped_bytes += drafting.mapped_bytes if drafting is not None else 0
-    available = max(memory.available - mapped_bytes, 0)
+    of_device = backend.device_memory()
+    available = max(memory.available - mapped_bytes, 0) if of_device is None else of_device
     policy, size = settings.kv_policy, settings.block_size
     demand = KvDemand(
         block_size=size,
@@ -194,12 +195,13 @@ def allocate(
         memory=None if settings.kv_memory == "auto" else parse_size(settings.kv_memory),
         blocks=settings.kv_blocks,
         policy=policy,
+        share=AUTO_SHARE if of_device is None else 1,
     )
     own_bytes = backend.kv_block_bytes(size)
     hot_bytes = own_bytes + (drafting.backend.kv_block_bytes(size) if drafting is not None else 0)
     colder_bytes = (backend.kv_block_bytes(size, age.format) for age in policy.colder)
     shape = kv_shape(demand, [hot_bytes, *colder_bytes], available)
-    if backend.computes_from_host_memory and shape.byte_count > available:
+    if shape.byte_count > available:
         raise QuireError(
             Reason.MODEL_LOAD_FAILED,
             f"kv_blocks: {demand.blocks} take {format_size(shape.byte_count)}, {format_size(available)} are free",
@@ -219,7 +221,7 @@ def allocate(
             "context": served,
             "policy": str(policy) or "hot",
             "free_mib": available >> 20,
-            "bound_by": memory.bound,
+            "bound_by": memory.bound if of_device is None else "device",
             "nodes": memory.nodes,
         },
     )

@@ -18,7 +18,8 @@ from services.executor.engine import Engine
 from services.executor.kv_link import KvLink
 from services.executor.loader import make_loader
 from services.executor.metrics import ExecutorMetrics
-from services.executor.numa_binding import Binding, bind_process
+from services.executor.numa_binding import Binding, bind_process, gpu_in_use
+from services.executor.nvml import find_nvml, register_gpu
 from services.executor.servicer import ExecutorServicer
 from services.executor.settings import ExecutorSettings
 from services.executor.watchdog import watch
@@ -45,6 +46,8 @@ async def serve(settings: ExecutorSettings, binding: Binding) -> int:
     metrics = ExecutorMetrics(registry)
     if binding.node is not None:
         metrics.numa_bound(binding.node, binding.threads, binding.memory)
+    if (gpu := gpu_in_use(settings)) is not None:
+        register_gpu(registry, gpu, find_nvml())
     engine = Engine(limits, make_loader(settings), link, metrics, server.set_ready)
     executor_pb2_grpc.add_ExecutorServiceServicer_to_server(ExecutorServicer(engine), server.grpc)
     await server.start()

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.common.topology import Topology
+from services.common.topology import Gpu, Topology
 from services.common.topology_sysfs import read_topology
 from services.executor.gpus import cuda_devices, first_cuda_gpu
 from services.executor.numa import Choice, PoolPlace, choose_node, cpu_pool_place, gpu_pool_place
@@ -33,8 +33,12 @@ def bind_process(settings: ExecutorSettings) -> Binding:
     Comes before any thread that computes and any memory of weights and KV.
     """
     topology = read_topology()
-    gpu = first_cuda_gpu(topology.gpus, cuda_devices(), os.environ) if may_use_gpu(settings) else None
-    return bind(choose_node(settings.numa_node, topology, gpu), topology, Linux())
+    return bind(choose_node(settings.numa_node, topology, gpu_in_use(settings)), topology, Linux())
+
+
+def gpu_in_use(settings: ExecutorSettings) -> Gpu | None:
+    """The GPU that computes where one does, as far as it is known before CUDA is asked."""
+    return first_cuda_gpu(read_topology().gpus, cuda_devices(), os.environ) if may_use_gpu(settings) else None
 
 
 def kv_place(device: str) -> PoolPlace:

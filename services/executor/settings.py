@@ -13,7 +13,7 @@ from services.common.sizes import parse_size
 from services.executor.speculation.setting import parse_draft
 from services.executor.tiers.pools import MOST_BLOCKS
 
-BackendName = Literal["auto", "cpu", "torch"]
+BackendName = Literal["auto", "cpu", "torch", "cuda"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 KvFormatName = Literal["auto", "fp32", "bf16"]
 InstructionSet = Literal["auto", "portable", "avx2", "avx512", "avx512_vnni"]
@@ -28,7 +28,12 @@ class ExecutorSettings(ServiceSettings):
     kvmanager: str = Field("127.0.0.1:50053", description="the kvmanager's address; empty reports to none")
     model: str | None = Field(None, description="folder, .gguf file, hub id or catalogue entry; absent waits for one")
     model_name: str | None = Field(None, description="the name that clients ask for; absent takes it from the model")
-    backend: BackendName = Field("auto", description="what computes; auto takes the best for this machine and model")
+    backend: BackendName = Field(
+        "auto", description="what computes; auto takes the best for this machine and model, but never cuda yet"
+    )
+    deterministic: bool = Field(
+        False, description="a token's bits do not depend on its batch: always so with cpu, at some cost with cuda"
+    )
     dtype: Dtype = Field("auto", description="number format of weights; auto takes the backend's best for the file")
     kv_format: KvFormatName = Field("auto", description="number format of keys and values; auto follows the weights")
     instruction_set: InstructionSet = Field(
@@ -49,7 +54,10 @@ class ExecutorSettings(ServiceSettings):
     kv_warm_tokens: int = Field(
         WARM_TOKENS, ge=2, lt=OLDEST, description="newest tokens that are hot or warm where older ones are cold"
     )
-    kv_memory: str = Field("auto", description='"auto" (a quarter of the free memory at most) or a size like "2GiB"')
+    kv_memory: str = Field(
+        "auto",
+        description='"auto" (a quarter of the free memory at most; on a GPU, what is free) or a size like "2GiB"',
+    )
     kv_blocks: int | None = Field(
         None, ge=1, le=MOST_BLOCKS, description="exact number of KV blocks in each format, instead of kv_memory"
     )

@@ -108,6 +108,9 @@ class StepInputs:
     prompt_scores: list[PromptScoreRows] = field(default_factory=list)
     layers: int = 0  # the head follows the first so many layers, 0 for all: later ones get no KV then
     masks: TokenMasks | None = None  # of samples; None allows all tokens
+    room: Callable[[], Int32 | None] | None = None
+    """[S] tokens that each sequence's blocks hold, or None: asked before the step's tokens are known, it is given where
+    the next step is likely to go on with these alone, so that it may be begun ahead."""
 
 
 @dataclass(slots=True)
@@ -169,6 +172,12 @@ class Backend(Protocol):
     @property
     def computes_from_host_memory(self) -> bool:
         """Whether blocks lie in host memory anyway."""
+        ...
+
+    def device_memory(self) -> int | None:
+        """Bytes of the device's own memory that blocks may take, steps having what they need; None where blocks lie in
+        host memory. Asked for before `allocate_kv`, and may compute to find out.
+        """
         ...
 
     def kv_block_bytes(self, block_size: int, kv_format: str | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Which backend computes a model: the cpu backend where it can, else torch."""
+"""Which backend computes a model: the one asked for, else the cpu backend where it can, else torch."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ def load_backend(path: Path, settings: ExecutorSettings, beside: Backend | None 
     """
     checkpoint = open_checkpoint(path)
     threads = settings.threads or len(os.sched_getaffinity(0))
+    if settings.backend == "cuda":
+        return _load_cuda(checkpoint, settings, threads)
     if not uses_cpu_backend(settings, _cpu_refusal, lambda: bool(cuda_devices()) and _torch_has_cuda()):
         return _load_torch(checkpoint, settings, threads)
     return _load_cpu(checkpoint, settings, threads, beside)
@@ -114,9 +116,39 @@ def _own_memory_limit() -> int:
     return measure().available // 2 if read_topology().is_confined else 0
 
 
+def _load_cuda(checkpoint: Checkpoint, settings: ExecutorSettings, threads: int) -> Loaded:
+    from services.executor.backends.cuda.support import MOST_QUERIES, refusal
+
+    if (reason := refusal(settings)) is not None:
+        raise load_failed(f"the cuda backend cannot serve this: {reason}")
+    import torch
+
+    from services.executor.backends.cuda.backend import StepSizes
+    from services.executor.backends.cuda.device import find_device
+    from services.executor.backends.cuda.load import load_backend as load
+
+    torch.set_num_threads(threads)
+    device = find_device()
+    assert device is not None, "refusal() found one"
+    queries = 1 if settings.draft == "none" else MOST_QUERIES
+    backend = load(
+        checkpoint,
+        device,
+        dtype=settings.dtype,
+        kv_format=settings.kv_format,
+        context_length=settings.context_length,
+        sizes=StepSizes(settings.max_sequences, settings.max_step_tokens, queries),
+        fixed_splits=settings.deterministic,
+    )
+    digests = map(file_digest, checkpoint.files())
+    return Loaded(backend, fingerprint(digests, checkpoint.spec, backend.numerics), 0)
+
+
 def _load_torch(checkpoint: Checkpoint, settings: ExecutorSettings, threads: int) -> Loaded:
     if importlib.util.find_spec("torch") is None:
         raise load_failed("the torch backend needs PyTorch, which is not installed (pip install 'quire-llm[torch]')")
+    if settings.deterministic:
+        raise load_failed("deterministic: the torch backend does not promise it; cpu and cuda do")
     from services.executor.openmp import yield_soon
 
     yield_soon()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,19 +26,21 @@ from services.executor.backends.torch_linear import (
     multiplies_bf16,
 )
 from services.executor.backends.torch_model import Batch, TorchModel
+from services.executor.backends.torch_parameters import ModelWeights
 from services.executor.backends.torch_rows import find_row_sizes
-from services.executor.backends.torch_weights import ModelWeights, load_weights
 from services.executor.kv_bytes import KvDims, block_bytes
-from services.executor.models.checkpoint import with_context_length
 from services.executor.models.rope import inverse_frequencies, rotation_table
 from services.executor.models.spec import ModelSpec
-from services.executor.models.weights import Checkpoint
 from services.executor.sampling.draw import single_rows
 from services.executor.sampling.torch_sampler import sample, score_prompt
+
+if TYPE_CHECKING:
+    from services.executor.models.weights import Checkpoint
 
 log = logging.getLogger("quire.executor")
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_FREE_SHARE = 8  # one part in so many of a GPU's memory is left to steps
 _LOGIT_ROWS = 64  # rows of prompt scores whose logits exist at a time
 
 
@@ -71,6 +74,10 @@ class TorchBackend:
         setting, `device` is auto, cpu or cuda. Raises MODEL_LOAD_FAILED, or INVALID_FIELD for a context length beyond
         the model's.
         """
+        # Imported here: a model whose weights are given needs nothing that reads files.
+        from services.executor.backends.torch_weights import load_weights
+        from services.executor.models.checkpoint import with_context_length
+
         if threads:
             torch.set_num_threads(threads)
         place = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
@@ -89,6 +96,12 @@ class TorchBackend:
             else:
                 linear = WideningLinear() if narrow_on_cpu else NativeLinear(_DTYPES[dtype])
             return cls(spec, weights, linear, dtype, place)
+
+    def device_memory(self) -> int | None:
+        if self._device.type == "cpu":
+            return None
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return free - free // _FREE_SHARE
 
     def kv_block_bytes(self, block_size: int, kv_format: str | None = None) -> int:
         spec = self.spec

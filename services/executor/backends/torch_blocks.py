@@ -7,7 +7,7 @@ GPU a stream of its own does.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -18,8 +18,9 @@ from torch import Tensor
 class BlockBytes:
     """Reads and writes blocks of one pool."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Contiguous [A, B, blocks, C, D] of any types."""
+    def __init__(self, tensors: Sequence[Tensor], follow: Callable[[], None] = lambda: None) -> None:
+        """Contiguous [A, B, blocks, C, D] of any types. `follow` has the current stream wait for steps under way."""
+        self._follow = follow
         self._parts = [_bytes_of(tensor) for tensor in tensors]
         self.block_bytes = sum(part.shape[0] * part.shape[2] for part in self._parts)
         self._device = tensors[0].device
@@ -36,6 +37,7 @@ class BlockBytes:
                 share[:] = array[:, place]
             return block.data
         with self._lock, torch.cuda.stream(self._stream):
+            self._follow()
             found = torch.cat([part[:, place].flatten() for part in self._parts]).cpu()
         return found.numpy().data
 
@@ -48,6 +50,7 @@ class BlockBytes:
                 array[:, place] = bytes_
             return
         with self._lock, torch.cuda.stream(self._stream):
+            self._follow()
             taken = torch.frombuffer(bytearray(block), dtype=torch.uint8).to(self._device)
             sizes = [part.shape[0] * part.shape[2] for part in self._parts]
             for part, share in zip(self._parts, torch.split(taken, sizes), strict=True):

@@ -16,7 +16,7 @@ from kernels.rope import rotate_
 from kernels.silu_mul import silu_mul
 from services.executor.backends.torch_kv import LayerCache
 from services.executor.backends.torch_linear import Linear
-from services.executor.backends.torch_weights import LayerWeights, ModelWeights
+from services.executor.backends.torch_parameters import LayerWeights, ModelWeights
 from services.executor.models.spec import ModelSpec
 
 

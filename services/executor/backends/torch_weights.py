@@ -5,40 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from services.executor.backends.torch_parameters import LayerWeights, ModelWeights
 from services.executor.models.dequantize import pieces
 from services.executor.models.spec import ModelSpec
 from services.executor.models.weights import Checkpoint, StoredTensor, expected_shapes, load_failed
 
 _SAME_FORMAT = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer. Matrices are [output, input]."""
-
-    attention_norm: Tensor
-    qkv: Tensor  # queries, then keys, then values
-    qkv_bias: Tensor | None
-    o: Tensor
-    o_bias: Tensor | None
-    mlp_norm: Tensor
-    gate_up: Tensor  # gate, then up
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class ModelWeights:
-    embedding: Tensor  # [vocabulary, hidden]
-    layers: Sequence[LayerWeights]
-    final_norm: Tensor
-    head: Tensor  # [vocabulary, hidden]; the embedding itself where tied
 
 
 def load_weights(

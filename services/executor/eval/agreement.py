@@ -100,7 +100,7 @@ def measure(
 def _reference(options: argparse.Namespace) -> Choice:
     """The flags that begin with --against; what is not given is the candidate's, where the backend can have it."""
     backend = options.against_backend or options.backend
-    inherited_set = "auto" if backend == "torch" else options.instruction_set
+    inherited_set = "auto" if backend in ("torch", "cuda") else options.instruction_set
     return Choice(
         "--against-model" if options.against_model else "--model",
         options.against_model or options.model,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from services.executor.backends.torch_weights import LayerWeights
+from services.executor.backends.torch_parameters import LayerWeights
 from services.executor.models.spec import ModelSpec
 from services.executor.models.weights import Checkpoint, expected_shapes
 from services.executor.quantize.finite import read_tensor

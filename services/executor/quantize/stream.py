@@ -14,7 +14,7 @@ from kernels.paged_attention import plan_attention
 from services.executor.backends.torch_kv import LayerCache
 from services.executor.backends.torch_linear import NativeLinear
 from services.executor.backends.torch_model import Batch, LayerPass
-from services.executor.backends.torch_weights import LayerWeights
+from services.executor.backends.torch_parameters import LayerWeights
 from services.executor.models.dequantize import to_float32
 from services.executor.models.rope import inverse_frequencies, rotation_table
 from services.executor.models.spec import ModelSpec

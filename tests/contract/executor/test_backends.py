@@ -12,11 +12,14 @@ from services.executor.loader import LoadedModel, make_loader
 from services.executor.settings import ExecutorSettings
 from services.executor.warmup import warm_up
 from tests.fixtures.models import make_rand_model, reference_generate
+from tests.triton_device import DEVICE
 from tests.unit.executor.conftest import Bench, make_bench
 from tests.unit.executor.plans import state, tokens_by_sequence
 
 COUNT = 10
-BLOCK_SIZES = {"torch": 4, "cpu": 32}
+BLOCK_SIZES = {"torch": 4, "cpu": 32, "cuda": 16}
+SLOW = {"cuda"} if DEVICE.type == "cpu" else set()
+"""Backends whose kernels are interpreted: they get fewer prompts."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=BLOCK_SIZES)
 def model(path, request) -> LoadedModel:
-    asked = {"backend": request.param, "block_size": BLOCK_SIZES[request.param], "kv_blocks": 96}
+    asked = {"backend": request.param, "block_size": BLOCK_SIZES[request.param], "kv_blocks": 96, "max_sequences": 8}
     loaded = make_loader(ExecutorSettings.model_validate(asked | {"dtype": "fp32", "threads": 1}))("rand", str(path))
     assert loaded.backend.name == request.param
     warm_up(loaded.backend, loaded.shape, 64, loaded.backend.spec.context_length)
@@ -58,13 +61,16 @@ def run_all(bench, prompts, limit, *, first=0, **options):
     return [found[first + i] for i in range(len(prompts))]
 
 
-def test_greedy_equals_the_uncached_reference(bench, path):
-    prompts = prompts_of(8)
+def test_greedy_equals_the_uncached_reference(bench, model, path):
+    prompts = prompts_of(3 if model.backend.name in SLOW else 8)
     assert run_all(bench, prompts, 5) == [reference_generate(path, prompt, COUNT) for prompt in prompts]
 
 
-def test_seeded_output_is_the_same_alone_in_chunks_and_resumed(bench):
-    prompts, rule = prompts_of(6), {"temperature": 1.0, "top_p": 0.9, "seed": 17, "repetition_penalty": 1.1}
+def test_seeded_output_is_the_same_alone_in_chunks_and_resumed(bench, model):
+    prompts, rule = (
+        prompts_of(2 if model.backend.name in SLOW else 6),
+        {"temperature": 1.0, "top_p": 0.9, "seed": 17, "repetition_penalty": 1.1},
+    )
     together = run_all(bench, prompts, 64, **rule)
     for i, prompt in enumerate(prompts):
         assert run_all(bench, [prompt], 3, first=100 + i, **rule) == [together[i]]
@@ -98,7 +104,7 @@ def test_a_cached_prefix_gives_the_same_answer(bench, model, path):
     assert tokens_by_sequence(bench.run())[9] == reference_generate(path, prompt, COUNT)
 
 
-def test_prompt_logprobs_do_not_depend_on_chunks(bench):
+def test_prompt_logprobs_do_not_depend_on_chunks(bench, model):
     prompt = prompts_of(3)[2]
     seen = []
     for number, limit in enumerate((64, 3)):
@@ -108,7 +114,8 @@ def test_prompt_logprobs_do_not_depend_on_chunks(bench):
         parts = [part.prompt for message in bench.run() for part in message.logprobs if part.prompt.chosen]
         seen.append([value for part in parts for value in part.chosen])
     assert len(seen[0]) == len(prompt) - 1
-    assert seen[0] == seen[1]
+    # Without fixed splits, the cuda backend's last bits follow the batch.
+    assert seen[0] == (pytest.approx(seen[1], abs=1e-4) if model.backend.name == "cuda" else seen[1])
     assert all(value < 0 for value in seen[0])
 
 

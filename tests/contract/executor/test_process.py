@@ -74,6 +74,16 @@ def test_what_the_backend_cannot_do_exits_with_a_clear_line(start, tmp_path):
     assert any("the cpu backend cannot serve this: block_size" in line for line in errors.splitlines())
 
 
+def test_cuda_without_a_card_exits_with_a_clear_line(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    path = make_rand_model(tmp_path / "model", 1)
+    process, _ = start("--model", str(path), "--backend", "cuda")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert any("cuda backend cannot serve this: torch finds no CUDA device" in line for line in errors.splitlines())
+
+
 def test_empty_executor_is_up_without_torch_and_stops_quickly(start):
     process, listen = start()
     wait_for(listen, "liveness", SERVING)

@@ -1,22 +1,14 @@
-"""Kernels run on the GPU where there is one, else under Triton's interpreter, which has to be chosen before its import.
+"""Kernels run on the GPU where there is one, else under Triton's interpreter.
 
 Under the interpreter products of bf16 are wrong, so bf16 is tested on GPUs only.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-
 import pytest
 import torch
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-if DEVICE.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-    if "triton" in sys.modules:
-        raise pytest.UsageError("something imported triton before its interpreter was chosen")
-    os.environ["TRITON_INTERPRET"] = "1"
+from tests.triton_device import DEVICE
 
 
 @pytest.fixture

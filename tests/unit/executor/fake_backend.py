@@ -69,6 +69,9 @@ class FakeBackend:
         self.copies: list[tuple[int, int]] = []
         self.demotions: list[tuple[int, int]] = []
 
+    def device_memory(self) -> int | None:
+        return None
+
     def kv_block_bytes(self, block_size: int, kv_format: str | None = None) -> int:
         return block_size * {None: 64, "int8": 16, "int4": 8}[kv_format]
 

@@ -102,6 +102,9 @@ class CpuBackend:
         pool = pool or _native.ThreadPool(threads)
         return cls(spec, weights, kv_format=kv_format, instruction_set=instruction_set, pool=pool)
 
+    def device_memory(self) -> int | None:
+        return None
+
     def kv_block_bytes(self, block_size: int, kv_format: str | None = None) -> int:
         if block_size != BLOCK_SIZE:
             raise ValueError(f"a block has {BLOCK_SIZE} slots, not {block_size}")

@@ -1,0 +1,1 @@
+"""Proves and times the GPU kernels and the cuda backend on one card, in one process, without files or network."""

@@ -1,0 +1,168 @@
+"""Proves and times everything on the first CUDA device, in one process and at most eight minutes.
+
+Needs torch, triton and transformers, and this source tree: no network, no other package, nothing compiled. Parts run
+in the order of what matters most, each within its time; what was found is written after each part, so that a run that
+is cut is of use. Exits with 1 where something is wrong or was cut short; a speed that misses its goal is only told.
+
+    make gpu-check
+    python -m benchmarks.gpu.check --out gpu.json
+    python -m benchmarks.gpu.check --only "right, kernels"
+    TRITON_INTERPRET=1 python -m benchmarks.gpu.check --dry
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from benchmarks.gpu.report import PartReport, Row, failures, table, write
+
+SECONDS = 480.0
+"""Of all parts together."""
+
+
+class TimeUp(Exception):
+    """A part's time is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some figures that belong together."""
+
+    name: str
+    seconds: float
+    rows: Callable[[], Iterator[Row]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu-check.json"), help="where the figures go as JSON")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time for all parts")
+    parser.add_argument("--only", help="parts whose names begin so")
+    parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU: proves the check, not the kernels")
+    options = parser.parse_args(argv)
+    if options.dry:
+        os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+    from benchmarks.gpu import setting as settings
+
+    try:
+        setting = settings.dry() if options.dry else settings.on_card()
+    except RuntimeError as error:
+        print(f"gpu-check: {error}", file=sys.stderr)
+        return 2
+    about = _about(setting.device.name, options.dry)
+    print(*(f"{name}: {value}" for name, value in about.items()), sep="\n", flush=True)
+    parts = [part for part in _parts(setting) if not options.only or part.name.startswith(options.only)]
+    if not parts:
+        parser.error(f"--only {options.only}: there is no such part")
+    found: list[PartReport] = []
+    ends_at = time.monotonic() + options.seconds
+    for part in parts:
+        found.append(_run(part, ends_at - time.monotonic()))
+        print(table(found[-1:]), flush=True)
+        write(options.out, about, found)
+    wrong = failures(found)
+    print(f"\n{table(found)}\n\n{'all is right' if not wrong else f'{wrong} wrong or cut short'}; {options.out}")
+    return 1 if wrong else 0
+
+
+def _parts(setting: Any) -> list[Part]:
+    # Imported here: they import triton, whose interpreter has to be chosen before.
+    from benchmarks.gpu.ceilings import Ceilings
+    from benchmarks.gpu.equality import equality
+    from benchmarks.gpu.time_kernels import time_attention, time_fused, time_products
+    from benchmarks.gpu.time_models import time_large_alone, time_large_batch, time_small
+    from benchmarks.gpu.verify import verify
+    from benchmarks.gpu.verify_sampler import verify_sampler
+
+    ceilings = Ceilings()
+    return [
+        Part("ceilings", 20, lambda: ceilings.measure(setting)),
+        Part("right, kernels", 110, lambda: verify(setting)),
+        Part("right, sampler", 25, lambda: verify_sampler(setting)),
+        Part("right, models", 75, lambda: equality(setting)),
+        Part("speed, attention", 40, lambda: time_attention(setting, ceilings)),
+        Part("speed, 4 and 8 bits", 60, lambda: time_products(setting)),
+        Part("speed, large model alone", 75, lambda: time_large_alone(setting, ceilings)),
+        Part("speed, fused", 30, lambda: time_fused(setting, ceilings)),
+        Part("speed, small model", 45, lambda: time_small(setting)),
+        Part("speed, large model in batches", 90, lambda: time_large_batch(setting)),
+    ]
+
+
+def _run(part: Part, left: float) -> PartReport:
+    """What it found until it ended, failed, or had no time left."""
+    started = time.monotonic()
+    rows: list[Row] = []
+    ended_by = ""
+    if left <= 0:
+        return PartReport(part.name, 0.0, rows, "no time was left")
+    try:
+        with _limit(min(part.seconds, left)):
+            for row in part.rows():
+                rows.append(row)  # one by one: what came before a fault counts
+    except TimeUp:
+        ended_by = "its time was over"
+    except Exception as error:  # whatever a compiler or a driver says: the next part may still be of use
+        traceback.print_exc()
+        ended_by = f"{type(error).__name__}: {error}"
+    _let_go()
+    return PartReport(part.name, time.monotonic() - started, rows, ended_by)
+
+
+@contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    """Raises TimeUp in the main thread; what runs in native code ends first."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise TimeUp
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _let_go() -> None:
+    """Memory of models that a part had."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _about(device: str, is_dry: bool) -> dict[str, Any]:
+    import torch
+    import triton
+
+    return {
+        "device": device,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "proves": "the check itself, nothing about a GPU" if is_dry else "what is written here",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

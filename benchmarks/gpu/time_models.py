@@ -1,0 +1,133 @@
+"""Whole models: decoding alone and in batches, beside the weights' bandwidth and beside transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.ceilings import Ceilings
+from benchmarks.gpu.measure import wall_seconds
+from benchmarks.gpu.models import on_cuda, random_weights, weight_bytes
+from benchmarks.gpu.report import Row
+from benchmarks.gpu.runs import Run
+from benchmarks.gpu.setting import Setting
+from services.executor.backends.base import Backend
+from services.executor.backends.cuda.backend import StepSizes
+from services.executor.models.spec import ModelSpec
+
+BITS = {"plain": 16.0, "int4": 4.125, "fp8": 8.0}
+"""Of a number of the layers, scales included."""
+WARM_UP = 3
+
+
+def time_large_alone(setting: Setting, ceilings: Ceilings) -> Iterator[Row]:
+    """One sequence of the large model in each format, and how much of a step the card is idle."""
+    spec = setting.large
+    weights = random_weights(spec, setting.torch_dtype, setting.place)
+    context = min(setting.sized(512, 16), spec.context_length // 2)
+    for format_, bits in BITS.items():
+        sizes = StepSizes(sequences=1, tokens=256)
+        backend = on_cuda(spec, weights, setting.device, dtype=setting.dtype, format_=format_, sizes=sizes)
+        step = _decode_seconds(setting, backend, 1, context)
+        bits = max(bits, 8.0 * setting.torch_dtype.itemsize) if format_ == "plain" else bits
+        least = weight_bytes(spec, setting.torch_dtype, bits) / ceilings.bytes_per_second
+        yield Row(f"one sequence, {format_}", 1 / step, "tok/s")
+        yield Row(f"one sequence, {format_}: weights' time", least / step, "of step", 0.70)
+        if format_ == "plain":
+            captured = setting.clock.seconds(backend.captured_step(1, 1, context))
+            yield Row("idle between steps", max(0.0, 1 - captured / step), "of step", 0.03, "at most")
+        del backend
+
+
+def time_large_batch(setting: Setting) -> Iterator[Row]:
+    """The batch that a busy server has, beside transformers' continuous batching."""
+    spec, batch = setting.large, setting.batch
+    weights = random_weights(spec, setting.torch_dtype, setting.place)
+    room = setting.context + setting.steps + WARM_UP
+    blocks = batch * (-(-room // 16))
+    sizes = StepSizes(sequences=batch, tokens=512)
+    backend = on_cuda(spec, weights, setting.device, dtype=setting.dtype, sizes=sizes, blocks=blocks)
+    ours = batch / _decode_seconds(setting, backend, batch, setting.context)
+    yield Row(f"{batch} sequences of {setting.context}", ours, "tok/s")
+    del backend, weights
+    theirs = _continuous_batching(setting, spec, batch)
+    yield Row("transformers' continuous batching, prompts included", theirs, "tok/s")
+    yield Row("beside it", ours / theirs, "x", 5.0)
+
+
+def time_small(setting: Setting) -> Iterator[Row]:
+    """The small model alone, beside transformers' generate."""
+    spec = setting.small
+    weights = random_weights(spec, setting.torch_dtype, setting.place)
+    sizes = StepSizes(sequences=1, tokens=256)
+    backend = on_cuda(spec, weights, setting.device, dtype=setting.dtype, sizes=sizes)
+    ours = 1 / _decode_seconds(setting, backend, 1, min(128, spec.context_length // 4))
+    yield Row("one sequence", ours, "tok/s")
+    model = _transformers_model(setting, spec)
+    ids = torch.randint(0, spec.vocab_size, (1, 16), device=setting.place)
+
+    def generate(count: int) -> Callable[[], object]:
+        options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+        return lambda: model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+
+    generate(2)()
+    count = setting.sized(64, 2)
+    theirs = count / wall_seconds(generate(count), lambda: _wait(setting))
+    yield Row("transformers, eager", theirs, "tok/s")
+    yield Row("beside it", ours / theirs, "x", 15.0)
+
+
+def _decode_seconds(setting: Setting, backend: Backend, sequences: int, context: int) -> float:
+    """Of one step, in a row of them."""
+    steps = setting.steps
+    prompts = [[(7 * i + j) % backend.spec.vocab_size for j in range(context)] for i in range(sequences)]
+    run = Run(backend, 16, prompts, context + steps + WARM_UP)
+    run.prefill(256)
+    run.decode(WARM_UP)
+    return wall_seconds(lambda: run.decode(steps), lambda: _wait(setting)) / steps
+
+
+def _transformers_model(setting: Setting, spec: ModelSpec) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=spec.vocab_size, hidden_size=spec.hidden_size, intermediate_size=spec.intermediate_size,
+        num_hidden_layers=spec.layer_count, num_attention_heads=spec.head_count,
+        num_key_value_heads=spec.kv_head_count, head_dim=spec.head_size,
+        max_position_embeddings=spec.context_length, tie_word_embeddings=spec.tied_embeddings,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(setting.torch_dtype)
+    try:
+        with setting.place:
+            return LlamaForCausalLM(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _continuous_batching(setting: Setting, spec: ModelSpec, batch: int) -> float:
+    """Output tokens per second of transformers' paged continuous batching; of plain batches where it has none."""
+    from transformers import GenerationConfig
+
+    model = _transformers_model(setting, spec)
+    prompts = [[(7 * i + j) % spec.vocab_size for j in range(setting.context)] for i in range(batch)]
+    steps = setting.steps
+    if hasattr(model, "generate_batch") and setting.place.type == "cuda":
+        config = GenerationConfig(max_new_tokens=steps, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        seconds = wall_seconds(
+            lambda: model.generate_batch(inputs=prompts, generation_config=config), lambda: _wait(setting)
+        )
+    else:
+        ids = torch.tensor(prompts, device=setting.place)
+        options = {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False, "pad_token_id": 0}
+        mask = torch.ones_like(ids)
+        seconds = wall_seconds(lambda: model.generate(ids, attention_mask=mask, **options), lambda: _wait(setting))
+    return batch * steps / seconds
+
+
+def _wait(setting: Setting) -> None:
+    if setting.place.type == "cuda":
+        torch.cuda.synchronize()
