@@ -14,6 +14,8 @@ from services.common.errors import invalid
 MAX_TOOLS = 128
 MAX_CALLS = 128
 """Of one message."""
+MAX_EARLIER_CALLS = 4096
+"""Of a chat: each is looked at before anything else is done."""
 MAX_ID = 256
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -45,6 +47,7 @@ def check_tools(chat: gateway_pb2.Chat) -> None:
 def check_calls(messages: Sequence[gateway_pb2.ChatMessage]) -> None:
     """Calls in earlier messages, and that each result belongs to one. Raises INVALID_FIELD."""
     known: set[str] = set()
+    count = 0
     for index, message in enumerate(messages):
         path = f"chat.messages[{index}]"
         for name in ("tool_calls", "reasoning_content"):
@@ -55,6 +58,9 @@ def check_calls(messages: Sequence[gateway_pb2.ChatMessage]) -> None:
         for number, call in enumerate(message.tool_calls):
             _check_call(f"{path}.tool_calls[{number}]", call)
             known.add(call.id)
+        count += len(message.tool_calls)
+        if count > MAX_EARLIER_CALLS:
+            raise invalid(f"{path}.tool_calls", f"a chat has at most {MAX_EARLIER_CALLS} calls")
         if message.role == "tool" and not message.tool_call_id:
             raise invalid(f"{path}.tool_call_id", "is required: it names the call that this answers")
         if message.tool_call_id and message.role != "tool":

@@ -9,8 +9,8 @@ from typing import Any
 
 from quire.v1 import gateway_pb2
 from quire.v1.types_pb2 import Constraint
-from services.common.constraints.limits import rule_path
-from services.common.errors import QuireError, Reason
+from services.common.constraints.limits import MAX_RULE_BYTES, rule_path
+from services.common.errors import QuireError, Reason, invalid
 from services.gateway.chat_plan import Reading
 from services.gateway.output.grammar import Shape, behind_thinking, calls_grammar, json_of, text_of
 from services.gateway.output.template_facts import Style
@@ -35,6 +35,9 @@ def output_rule(
 
     `special`: texts of the model's special tokens.
     """
+    size = sum(len(schema.encode()) for _, schema in enforced_schemas(chat))
+    if size > MAX_RULE_BYTES:  # before any is read
+        raise invalid("chat.tools", f"schemas that are enforced have {size} bytes, {MAX_RULE_BYTES} are the limit")
     guided = _forced(chat) or chat.single_call or any(tool.strict for tool in chat.tools)
     if reading.style is not None and (guided or own is not None):
         answer = None if own is None or _forced(chat) else _answer(own, "tools that the model may call")

@@ -70,15 +70,15 @@ class RuleChecker:
             await self.check(own, special_texts)
         if reading is None:
             return own
+        constraint = output_rule(request.chat, reading, own, special_texts)
         for path, schema in enforced_schemas(request.chat):
             with _naming(path):
                 await self.check(types_pb2.Constraint(json_schema=schema), special_texts)
-        constraint = output_rule(request.chat, reading, own, special_texts)
         if constraint is not None and constraint is not own:
             if request.beam_width:
                 what = "beam_width: beam search does not go with tools that are forced or strict"
                 raise QuireError(Reason.UNSUPPORTED, what, field="beam_width")
-            with _naming("chat.tools" if request.chat.tools else "constraint"):
+            with _naming("chat.tools" if own is None or request.chat.tools else rule_path(own)):
                 await self.check(constraint, special_texts)
         return constraint
 

@@ -26,4 +26,7 @@ def may_begin(text: str, mark: str) -> bool:
 
 def _begun(text: str, mark: str) -> int:
     """How much of the text's end may be the beginning of the mark."""
-    return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0)
+    at = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+    while at >= 0 and not mark.startswith(text[at:]):
+        at = text.find(mark[0], at + 1)
+    return len(text) - at if at >= 0 else 0

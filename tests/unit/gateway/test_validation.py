@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import pytest
@@ -205,3 +206,19 @@ def test_prompt_scores_are_bounded() -> None:
     validation.check_prompt_scores(20_000, types_pb2.LogprobOptions(prompt_count=20))
     with pytest.raises(QuireError, match=r"logprobs\.prompt_count"):
         validation.check_prompt_scores(30_000, types_pb2.LogprobOptions(prompt_count=20))
+
+
+def test_s5_calls_of_a_chat_are_counted_before_they_are_read() -> None:
+    call = gateway_pb2.ToolCall(id="1", name="f", arguments="{}")
+    message = gateway_pb2.ChatMessage(role="assistant", tool_calls=[call] * 128)
+    calls = gateway_pb2.Chat(messages=[message] * 33)
+    started = time.thread_time()
+    with pytest.raises(QuireError) as caught:
+        validation.check_chat(calls, 1 << 20)
+    assert caught.value.field == "chat.messages[32].tool_calls"
+    assert time.thread_time() - started < 1
+    del calls.messages[32:]
+    validation.check_chat(calls, 1 << 20)
+    with pytest.raises(QuireError) as caught:
+        validation.check_chat(calls, 1000)
+    assert caught.value.reason is Reason.TOO_LARGE
