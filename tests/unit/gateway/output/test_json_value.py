@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gateway.output.json_value import MAX_DEPTH, JsonValue
@@ -18,6 +18,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     value=st.dictionaries(st.text(max_size=4), VALUES, max_size=4), ascii_only=st.booleans(), behind=st.text(max_size=3)
 )
@@ -34,6 +35,7 @@ def test_whole_values_end_where_they_end(value: Any, ascii_only: bool, behind: s
     assert single.done
 
 
+@settings(deadline=None)
 @given(text=st.text(alphabet='{}[]:,"\\ut0123456789eE+-.rufalsn \n', max_size=24))
 def test_what_fails_is_no_json_and_what_is_done_is(text: str) -> None:
     value = JsonValue()

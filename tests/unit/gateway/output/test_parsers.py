@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.gateway.output.hermes import HermesParser
@@ -233,6 +233,7 @@ FRAGMENTS = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", MAKERS)
+@settings(deadline=None)
 @given(fragments=st.lists(FRAGMENTS, max_size=14), cuts=st.lists(st.integers(1, 7), min_size=1, max_size=30))
 @example(fragments=[f"<tool_call>{CALL}</tool_call>"], cuts=[1])
 def test_any_cut_gives_the_same(name: str, fragments: list[str], cuts: list[int]) -> None:
@@ -248,6 +249,7 @@ def test_any_cut_gives_the_same(name: str, fragments: list[str], cuts: list[int]
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama", "plain"])
+@settings(deadline=None)
 @given(fragments=st.lists(FRAGMENTS, max_size=14))
 def test_nothing_is_lost_and_every_call_is_whole(name: str, fragments: list[str]) -> None:
     text = "".join(fragments)
