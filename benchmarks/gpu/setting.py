@@ -58,4 +58,4 @@ def on_card() -> Setting:
 
 def dry() -> Setting:
     """Everything tiny, on a CPU under Triton's interpreter."""
-    return Setting(InterpretedDevice(), OnceClock(), (torch.float32,), "fp32", TINY, TINY, 2, 16, 2, 1 << 30)
+    return Setting(InterpretedDevice(), OnceClock(), (torch.float32,), "fp32", TINY, TINY, 2, 6, 1, 1 << 30)

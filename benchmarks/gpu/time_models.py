@@ -19,14 +19,14 @@ from services.executor.models.spec import ModelSpec
 
 BITS = {"plain": 16.0, "int4": 4.125, "fp8": 8.0}
 """Of a number of the layers, scales included."""
-WARM_UP = 3
+WARM_UP = 2
 
 
 def time_large_alone(setting: Setting, ceilings: Ceilings) -> Iterator[Row]:
     """One sequence of the large model in each format, and how much of a step the card is idle."""
     spec = setting.large
     weights = random_weights(spec, setting.torch_dtype, setting.place)
-    context = min(setting.sized(512, 16), spec.context_length // 2)
+    context = min(setting.sized(512, 6), spec.context_length // 2)
     for format_, bits in BITS.items():
         sizes = StepSizes(sequences=1, tokens=256)
         backend = on_cuda(spec, weights, setting.device, dtype=setting.dtype, format_=format_, sizes=sizes)
@@ -63,7 +63,7 @@ def time_small(setting: Setting) -> Iterator[Row]:
     weights = random_weights(spec, setting.torch_dtype, setting.place)
     sizes = StepSizes(sequences=1, tokens=256)
     backend = on_cuda(spec, weights, setting.device, dtype=setting.dtype, sizes=sizes)
-    ours = 1 / _decode_seconds(setting, backend, 1, min(128, spec.context_length // 4))
+    ours = 1 / _decode_seconds(setting, backend, 1, setting.sized(128, 6))
     yield Row("one sequence", ours, "tok/s")
     model = _transformers_model(setting, spec)
     ids = torch.randint(0, spec.vocab_size, (1, 16), device=setting.place)

@@ -21,7 +21,7 @@ SIZES = StepSizes(sequences=2, tokens=32)
 RULES = [
     SamplingRule(temperature=0.0),
     SamplingRule(temperature=1.0, seed=5, frequency_penalty=0.7, repetition_penalty=1.2),
-    SamplingRule(temperature=0.9, top_k=20, seed=3, min_tokens=3, banned_until_min_tokens=(4, 5), logprob_count=1),
+    SamplingRule(temperature=0.9, top_k=20, seed=3, min_tokens=2, banned_until_min_tokens=(4, 5), logprob_count=1),
 ]
 
 
@@ -61,25 +61,25 @@ def test_steps_are_begun_ahead_and_draw_what_torch_draws(backend, weights, devic
     run = Run(backend, 16, PROMPTS, 12, rule)
     run.prefill(8)
     before = len(begun)
-    run.decode(6)
+    run.decode(4)
     # The first one; and where a ban ends, the next one had to wait.
     assert len(begun) - before == (2 if rule.min_tokens else 1)
-    expected = generate(on_torch(TINY, weights, device, dtype="fp32"), 16, PROMPTS, 6, rule=rule)
+    expected = generate(on_torch(TINY, weights, device, dtype="fp32"), 16, PROMPTS, 4, rule=rule)
     assert [tokens[len(prompt) :] for tokens, prompt in zip(run.tokens, PROMPTS, strict=True)] == expected
 
 
 def test_a_sequence_that_leaves_costs_one_step_and_no_token(backend, begun) -> None:
     rule = SamplingRule(temperature=0.8, seed=1, presence_penalty=0.5)
-    expected = generate(backend, 16, PROMPTS, 6, rule=rule)
+    expected = generate(backend, 16, PROMPTS, 4, rule=rule)
     run = Run(backend, 16, PROMPTS, 12, rule)
     run.prefill(8)
     before = len(begun)
-    run.decode(3)
+    run.decode(2)
     first = run.tokens[0]
     run.leave(0)
-    run.decode(3)
+    run.decode(2)
     assert len(begun) - before == 2
-    assert first == PROMPTS[0] + expected[0][:3]
+    assert first == PROMPTS[0] + expected[0][:2]
     assert run.tokens == [PROMPTS[1] + expected[1]]
 
 
@@ -104,7 +104,7 @@ def test_what_finds_no_memory_is_not_captured(weights, caplog) -> None:
     assert warned == [3, 2]
     assert "captured decode steps" in caplog.text
     full = on_cuda(TINY, weights, InterpretedDevice(), dtype="fp32", sizes=sizes, blocks=24)
-    assert generate(backend, 16, PROMPTS, 3) == generate(full, 16, PROMPTS, 3)
+    assert generate(backend, 16, PROMPTS, 1) == generate(full, 16, PROMPTS, 1)
 
 
 def test_memory_is_what_is_left_once_steps_have_theirs(weights) -> None:
