@@ -12,6 +12,7 @@ from quire.v1 import gateway_pb2, gateway_pb2_grpc
 from services.common.rpc import Server
 from services.common.startup import begin
 from services.common.store import Store
+from services.gateway.calls import Calls
 from services.gateway.engine import Engine
 from services.gateway.guard import Guard
 from services.gateway.identity import Identity
@@ -95,8 +96,8 @@ def open_quota(settings: GatewaySettings, registry: CollectorRegistry, store: St
 def make_server(engine: Engine, identity: Identity, settings: GatewaySettings, registry: CollectorRegistry) -> Server:
     """The gRPC server with both services, behind the guard."""
     services = gateway_pb2.DESCRIPTOR.services_by_name
-    server = Server(settings, list(services.values()), registry, Guard(identity))
-    gateway_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(engine), server.grpc)
+    server, calls = Server(settings, list(services.values()), registry, Guard(identity)), Calls(engine)
+    gateway_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(engine, calls), server.grpc)
     gateway_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(engine), server.grpc)
     return server
 
