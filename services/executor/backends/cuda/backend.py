@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.token_sampler import score_tokens
-from services.executor.backends.base import KvShape, PromptScoreRows, StepInputs, StepOutputs
+from services.executor.backends.base import KvShape, PooledRows, PromptScoreRows, StepInputs, StepOutputs
 from services.executor.backends.cuda.buckets import Bucket, buckets
 from services.executor.backends.cuda.decode import DecodeSteps
 from services.executor.backends.cuda.device import Device
