@@ -33,7 +33,7 @@ $(STAMP): requirements.lock pyproject.toml tools/build_backend.py
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-quire/v1/gateway_pb2.py: $(wildcard protos/quire/v1/*.proto) tools/build_protos.py | $(STAMP)
+quire/v1/gateway_pb2.py: $(wildcard protos/quire/v1/*.proto protos/third_party/*.proto) tools/build_protos.py | $(STAMP)
 	@$(BIN)/python tools/build_protos.py
 
 native: $(STAMP) ## compiles what changed of the native kernels

@@ -43,6 +43,7 @@ _ACTIONS = {
     "unload": scheduler_pb2.MODEL_ACTION_UNLOAD,
     "reload": scheduler_pb2.MODEL_ACTION_RELOAD,
 }
+_POOLINGS = {"last": types_pb2.POOLING_LAST, "mean": types_pb2.POOLING_MEAN}
 _EXECUTOR_ACTIONS = {
     "add": scheduler_pb2.EXECUTOR_ACTION_ADD,
     "drain": scheduler_pb2.EXECUTOR_ACTION_DRAIN,
@@ -159,6 +160,17 @@ class Client:
     def chat(self, messages: Sequence[Mapping[str, Any]], *, model: str = "", **options: Any) -> Answer:
         """Answers a chat once; `stream(messages)` streams one."""
         return self.generate(messages, model=model, **options)
+
+    def embed(
+        self, prompt: str | Sequence[int], *, model: str = "", pooling: Literal["last", "mean"] = "last"
+    ) -> list[float]:
+        """The vector of a text or of token ids, of length 1."""
+        request = gateway_pb2.EmbedRequest(model=model, pooling=_POOLINGS[pooling])
+        if isinstance(prompt, str):
+            request.text = prompt
+        else:
+            request.token_ids.CopyFrom(gateway_pb2.TokenIds(ids=prompt))
+        return list(self._call(self._inference.Embed, request).values)
 
     def tokenize(self, prompt: str | Sequence[Mapping[str, Any]], *, model: str = "") -> list[int]:
         """Token ids of a text or a chat, as `generate` would make them."""

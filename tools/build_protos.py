@@ -1,5 +1,7 @@
 """Generates quire/v1 from protos/: by the build backend, and by hand with --check or without.
 
+What is below protos/third_party goes to quire/v1/foreign.
+
 `python tools/build_protos.py` writes the stubs; `--check` fails where they differ from what would be written.
 """
 
@@ -13,20 +15,23 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+FOREIGN = "quire/v1/foreign"
 
 
 def generate(out: Path) -> list[Path]:
     """Writes messages, typed stubs and package markers below `out` and returns the files."""
-    protos = sorted((ROOT / "protos" / "quire").rglob("*.proto"))
-    names = [str(p.relative_to(ROOT / "protos")) for p in protos]
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'protos'}"]
+    protos, foreign = ROOT / "protos", ROOT / "protos" / "third_party"
+    names = [str(path.relative_to(protos)) for path in sorted((protos / "quire").rglob("*.proto"))]
+    names += [f"{FOREIGN}/{path.name}" for path in sorted(foreign.glob("*.proto"))]
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{protos}", f"-I{FOREIGN}={foreign}"]
     command += [f"--{kind}={out}" for kind in ("python_out", "grpc_python_out", "mypy_out", "mypy_grpc_out")]
     # The mypy plugins are console scripts beside this interpreter.
     path = str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"]
     subprocess.run([*command, *names], check=True, env={**os.environ, "PATH": path})
     package = out / "quire" / "v1"
     (package / "__init__.py").write_text('"""Generated from protos/quire/v1 by the build; never edited."""\n')
-    return sorted(p for p in package.iterdir() if p.is_file())
+    (out / FOREIGN / "__init__.py").write_text('"""Generated from protos/third_party by the build; never edited."""\n')
+    return sorted(path for path in package.rglob("*.py*") if path.suffix in (".py", ".pyi"))
 
 
 def main() -> int:
@@ -34,12 +39,11 @@ def main() -> int:
         generate(ROOT)
         return 0
     with tempfile.TemporaryDirectory() as scratch:
-        fresh = generate(Path(scratch))
-        target = ROOT / "quire" / "v1"
+        names = [path.relative_to(scratch) for path in generate(Path(scratch))]
         stale = [
-            p.name
-            for p in fresh
-            if not (target / p.name).exists() or not filecmp.cmp(p, target / p.name, shallow=False)
+            str(name)
+            for name in names
+            if not (ROOT / name).exists() or not filecmp.cmp(Path(scratch) / name, ROOT / name, shallow=False)
         ]
     if stale:
         print(f"quire/v1 differs from protos/ in {', '.join(stale)}: run `make protos`", file=sys.stderr)

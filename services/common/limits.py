@@ -78,6 +78,12 @@ def check_ids(path: str, ids: Collection[int], vocab_size: int) -> None:
             raise invalid(path, f"token id {token} is outside the vocabulary of {vocab_size}")
 
 
+def check_pooling(pooling: int) -> None:
+    """Refuses what is no way to make a vector; none at all is one."""
+    if pooling not in types_pb2.Pooling.values():
+        raise invalid("pooling", f"{pooling} is none that there is")
+
+
 def check_integer(path: str, value: int, low: int, high: int) -> None:
     """Refuses what is outside [low, high]."""
     if not low <= value <= high:

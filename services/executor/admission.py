@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from quire.v1 import executor_pb2, types_pb2
 from services.common.constraints.limits import check_constraint
 from services.common.errors import QuireError, Reason, invalid
-from services.common.limits import MAX_OPTIONS, check_ids, check_logprobs, check_sampling
+from services.common.limits import MAX_OPTIONS, check_ids, check_logprobs, check_pooling, check_sampling
 from services.common.speculation import MAX_DRAFT_TOKENS
 from services.executor.backends.base import SamplingRule
+from services.executor.embedding import Embedding
 from services.executor.sequences import Ending, Sequence
 from services.executor.tiers.pools import NO_POOLS, PoolMap
 
@@ -27,6 +28,7 @@ class ModelLimits:
     vocab_size: int
     context_length: int
     eos_token_ids: tuple[int, ...]
+    hidden_size: int
     block_size: int
     pool_starts: tuple[int, ...]  # first block id of each device pool, hot first, then the end
     pools: PoolMap  # those of the device and of lower tiers
@@ -127,8 +129,28 @@ def enter(state: executor_pb2.SequenceState, limits: ModelLimits) -> tuple[Seque
     if len(tokens) - state.prompt_length >= ending.max_output:
         raise invalid("stop.max_tokens", "the output so far has used it up")
     rule = _rule(state, ending, limits)
-    sequence = Sequence(state.sequence_id, tokens, state.prompt_length, state.computed_length, rule, ending)
+    sequence = Sequence(
+        state.sequence_id,
+        tokens,
+        state.prompt_length,
+        state.computed_length,
+        rule,
+        ending,
+        embedding=_embedding(state, limits),
+    )
     return sequence, blocks, drafts
+
+
+def _embedding(state: executor_pb2.SequenceState, limits: ModelLimits) -> Embedding | None:
+    """What the prompt becomes where it is to become a vector."""
+    if not state.pooling:
+        return None
+    check_pooling(state.pooling)
+    if state.computed_length or len(state.token_ids) > state.prompt_length:
+        raise invalid("pooling", "a prompt that becomes a vector is computed whole and has no output")
+    if state.HasField("constraint") or state.logprobs.HasField("prompt_count"):
+        raise invalid("pooling", "neither a rule nor log probabilities go with a vector")
+    return Embedding(state.pooling, state.prompt_length, limits.hidden_size)
 
 
 def _ending(state: executor_pb2.SequenceState, limits: ModelLimits) -> Ending:

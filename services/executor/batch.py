@@ -175,7 +175,7 @@ def room_ahead(rows: list[Row], tables: BlockTables) -> Int32 | None:
 def build_step(rows: list[Row], tables: BlockTables) -> Step:
     """The inputs of a step over `rows`, at least one."""
     token_ids: list[int] = []
-    samples, sampling, scoring, scores, counts = [], [], [], [], []
+    samples, sampling, scoring, scores, counts, pooled = [], [], [], [], [], []
     for row in rows:
         sequence, start = row.sequence, row.sequence.computed
         first, end = len(token_ids), start + row.count
@@ -185,7 +185,10 @@ def build_step(rows: list[Row], tables: BlockTables) -> Step:
             token_ids += sequence.tokens[start:end]
         token_ids += row.draft_ids
         counts.append(row.count + len(row.draft_ids))
-        if end == len(sequence.tokens):
+        if sequence.embedding is not None:
+            if (part := sequence.embedding.rows(first, start, row.count)) is not None:
+                pooled.append(part)
+        elif end == len(sequence.tokens):
             sequence.sample_row.row = first + row.count - 1
             sequence.sample_row.draft_ids, sequence.sample_row.first_place = row.draft_ids, 0
             samples.append(sequence.sample_row)
@@ -206,5 +209,6 @@ def build_step(rows: list[Row], tables: BlockTables) -> Step:
         samples=samples,
         prompt_scores=scores,
         room=lambda: room_ahead(rows, tables),
+        pooled=pooled,
     )
     return Step(inputs, rows, sampling, scoring)

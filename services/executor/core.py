@@ -21,6 +21,7 @@ from services.executor.backends.base import StepOutputs, TokenScores
 from services.executor.batch import BlockTables, Row, Step, StepLimits, build_step, choose_rows
 from services.executor.credit import UNBOUNDED
 from services.executor.demotions import Demotions
+from services.executor.embedding import Embedding
 from services.executor.grammar.guide import Guide
 from services.executor.inventory import Inventory
 from services.executor.operations import AFTER, BEFORE, Copies, Move, Operations, check_operation
@@ -230,7 +231,9 @@ class StepCore:
         for row in step.rows:
             sequence = row.sequence
             ended = reasons.get(sequence.sequence_id)
-            if ended is not None:
+            if sequence.embedding is not None and not sequence.remaining:
+                self._end_embedded(sequence, sequence.embedding)
+            elif ended is not None:
                 self._remove(sequence.sequence_id)
                 self.ledger.ended(sequence, ended, sequence.tokens[-1] if ended == STOP else None, None)
             elif sequence.sequence_id in self.sequences:
@@ -340,6 +343,16 @@ class StepCore:
                 self._compiling.discard(sequence_id)
             if sequence is not None and sequence.guide is not None and sequence.guide.error is not None:
                 self._fail(sequence, sequence.guide.error)
+
+    def _end_embedded(self, sequence: Sequence, embedding: Embedding) -> None:
+        """Ends a sequence whose prompt is computed, with its vector."""
+        try:
+            sequence.unreported.embedding = embedding.vector()
+        except QuireError as error:
+            self._fail(sequence, error)
+        else:
+            self._remove(sequence.sequence_id)
+            self.ledger.ended(sequence, STOP, None, None)
 
     def _end_undrawn(self, sequence: Sequence) -> None:
         """Ends a sequence that no token could be drawn for.

@@ -68,6 +68,7 @@ def describe_loaded(
                 architecture=spec.architecture,
                 parameter_count=model.parameter_count,
                 loaded_at=model.loaded_at,
+                embedding_size=spec.hidden_size,
                 default_sampling=model.default_sampling,
             ),
             backend=backend.name,

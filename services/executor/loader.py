@@ -63,6 +63,7 @@ class LoadedModel:
             vocab_size=spec.vocab_size,
             context_length=spec.context_length,
             eos_token_ids=spec.eos_token_ids,
+            hidden_size=spec.hidden_size,
             block_size=self.shape.block_size,
             pool_starts=self.shape.pool_starts,
             pools=self.pools,

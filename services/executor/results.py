@@ -179,6 +179,8 @@ class Ledger:
             message.token_ids.extend(news.token_ids)
             if news.output_scores or news.prompt_scores:
                 message.logprobs.append(_logprobs(sequence.sequence_id, news))
+            if news.embedding is not None:
+                message.embeddings.add(sequence_id=sequence.sequence_id, values=news.embedding)
             sequence.unreported = Unreported()
         if len(told) == len(self._changed):
             self._changed.clear()

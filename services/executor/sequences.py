@@ -10,6 +10,7 @@ from quire.v1.types_pb2 import FinishReason
 from services.executor.backends.base import Sampled, SampleRow, SamplingRule, TokenScores
 from services.executor.credit import Credit
 from services.executor.demotions import Demotions
+from services.executor.embedding import Embedding
 from services.executor.grammar.guide import Guide
 
 UNSPECIFIED, STOP = FinishReason.FINISH_REASON_UNSPECIFIED, FinishReason.FINISH_REASON_STOP
@@ -43,6 +44,7 @@ class Unreported:
     prompt_scores: list[TokenScores] = field(default_factory=list)
     prompt_start: int = 0
     drafted: list[Drafted] = field(default_factory=list)  # of each step that might draft
+    embedding: list[float] | None = None
 
 
 class Sequence:
@@ -53,6 +55,7 @@ class Sequence:
         "credit",
         "demotions",
         "drafting",
+        "embedding",
         "ending",
         "guide",
         "output",
@@ -74,12 +77,14 @@ class Sequence:
         rule: SamplingRule,
         ending: Ending,
         guide: Guide | None = None,
+        embedding: Embedding | None = None,
     ) -> None:
         self.sequence_id = sequence_id
         self.tokens = array("i", token_ids)  # prompt and output
         self.computed = computed  # tokens with KV
         self.ending = ending
         self.guide = guide  # where its output must obey a rule
+        self.embedding = embedding  # where its prompt becomes a vector: it has no output then
         self.credit = Credit()
         self.table = -1  # its row in the block tables
         self.demotions: Demotions | None = None  # None where none lies ahead

@@ -96,6 +96,9 @@ class Dispatch:
                 request.start(started, self.models.get(started.model))
         scores = self._apply_logprobs(message.logprobs) if message.logprobs else {}
         self._apply_tokens(message, scores, now)
+        for embedding in message.embeddings:
+            if (request := self._table.get(embedding.handle)) is not None:
+                request.accept_embedding(embedding.values)
         for ended in message.ended:
             if (request := self._table.get(ended.handle)) is None:
                 continue

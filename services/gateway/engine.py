@@ -8,18 +8,25 @@ import dataclasses
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from datetime import date
 
 import grpc
 from prometheus_client import CollectorRegistry, generate_latest
 
 import quire
-from quire.v1 import gateway_pb2, scheduler_pb2, scheduler_pb2_grpc, scheduler_status_pb2, types_pb2
+from quire.v1 import (
+    gateway_pb2,
+    kvmanager_pb2,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    scheduler_status_pb2,
+    types_pb2,
+)
 from services.common import rpc
 from services.common.errors import QuireError, Reason, from_rpc_error, invalid
 from services.common.limits import check_ids
-from services.gateway import chat_plan, opening, validation
+from services.gateway import chat_plan, embedding, opening, validation
 from services.gateway.caller import Caller
 from services.gateway.encoding import Encoder, Prompt
 from services.gateway.generation import Generation, Opened
@@ -87,6 +94,19 @@ class Engine:
         """The models that a caller can ask for, by name."""
         return [model for model in self._catalogue.models if caller.caps.allows(model.name)]
 
+    def model(self, name: str, caller: Caller) -> types_pb2.ModelDescription:
+        """The model of that name, or the only one where the name is empty. MODEL_NOT_FOUND, SCHEDULER_LOST."""
+        return self._catalogue.find(name, caller.caps)
+
+    @property
+    def uptime(self) -> float:
+        """Seconds since the gateway started."""
+        return time.monotonic() - self._started_at
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._table)
+
     def generate(
         self,
         request: gateway_pb2.GenerationInput,
@@ -103,6 +123,28 @@ class Engine:
         and so does cancelling a pending `anext`. `on_cut` is called when a reader that left its tokens unread for
         `slow_reader_seconds` was cut off and did not come back for its SLOW_READER error either.
         """
+        return self._begin(request, caller, deadline, on_cut)
+
+    def embed(
+        self,
+        request: gateway_pb2.EmbedRequest,
+        /,
+        *,
+        caller: Caller,
+        deadline: float | None,
+        on_cut: Callable[[], None] | None = None,
+    ) -> Generation:
+        """As `generate`, with the events Started, Embedded, a Delta without output, Finished."""
+        return self._begin(embedding.to_input(request), caller, deadline, on_cut, embedding.pooling(request))
+
+    def _begin(
+        self,
+        request: gateway_pb2.GenerationInput,
+        caller: Caller,
+        deadline: float | None,
+        on_cut: Callable[[], None] | None,
+        pooling: types_pb2.Pooling.ValueType = types_pb2.POOLING_UNSPECIFIED,
+    ) -> Generation:
         loop = asyncio.get_running_loop()
         arrived_at = loop.time()
         deadline_at = None if deadline is None else arrived_at + deadline
@@ -110,7 +152,7 @@ class Engine:
         async def begin() -> Opened:
             try:
                 async with asyncio.timeout_at(deadline_at):
-                    opened = await self._open(request, caller, arrived_at, deadline_at)
+                    opened = await self._open(request, caller, arrived_at, deadline_at, pooling)
             except TimeoutError as error:
                 raise QuireError(Reason.DEADLINE, "the deadline passed before the request began") from error
             self._watch.add(generation)
@@ -118,6 +160,29 @@ class Engine:
 
         generation = Generation(begin, self._link, self._table, self._quota, on_cut)
         return generation
+
+    def abort(self, request_ids: Collection[str], caller: Caller) -> None:
+        """Ends requests of the caller's tenant; their readers meet CANCELLED. Ids that are not running do nothing."""
+        for request in self._table.named(caller.tenant, request_ids):
+            if not request.complete:
+                self._link.cancel(request)
+            request.fail(QuireError(Reason.CANCELLED, "the request was aborted"))
+
+    async def tokenizer_bundle(self, model: types_pb2.ModelDescription, caller: Caller) -> AsyncIterator[bytes]:
+        """The zip that the model's tokenizer is made of, in pieces; its hex SHA-256 is `tokenizer_fingerprint`."""
+        self._quota.check_pace(caller)
+        async with self._counted(caller):
+            async for piece in self._catalogue.bundle(model.tokenizer_fingerprint):
+                yield piece
+
+    async def kv_events(self, start: int) -> AsyncIterator[kvmanager_pb2.SubscribeEventsResponse]:
+        """Blocks that come and go behind the scheduler, from that sequence number on; 0 for what happens next."""
+        try:
+            wanted = scheduler_pb2.FollowKvEventsRequest(start_sequence_number=start)
+            async for message in self._scheduler.FollowKvEvents(wanted):
+                yield message.events
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, Reason.SCHEDULER_LOST) from error
 
     async def tokenize(
         self, model: str, prompt: Prompt, *, caller: Caller, add_special: bool = True
@@ -152,9 +217,9 @@ class Engine:
     async def status(self) -> gateway_pb2.GetStatusResponse:
         """State of all services; `scheduler` is absent while it cannot be reached."""
         status = gateway_pb2.GetStatusResponse(
-            open_request_count=len(self._table),
+            open_request_count=self.open_requests,
             version=quire.__version__,
-            uptime_seconds=time.monotonic() - self._started_at,
+            uptime_seconds=self.uptime,
         )
         try:
             request = scheduler_status_pb2.GetSchedulerStatusRequest()
@@ -229,7 +294,12 @@ class Engine:
             self._quota.settle(grant, 0)
 
     async def _open(
-        self, request: gateway_pb2.GenerationInput, caller: Caller, arrived_at: float, deadline_at: float | None
+        self,
+        request: gateway_pb2.GenerationInput,
+        caller: Caller,
+        arrived_at: float,
+        deadline_at: float | None,
+        pooling: types_pb2.Pooling.ValueType,
     ) -> Opened:
         if self._draining:
             raise QuireError(Reason.DRAINING, "the gateway is shutting down")
@@ -248,10 +318,10 @@ class Engine:
             reading = chat_plan.reading_of(request.chat, facts, loaded.tokenizer, prompt_ids)
             constraint = await self._rules.constraint_of(request, reading, loaded.special_texts)
             submit = opening.make_submit(request, caller, model, prompt_ids, constraint)
-            submit.handle, submit.request_id = handle, request_id
+            submit.handle, submit.request_id, submit.pooling = handle, request_id, pooling
             if not submit.sampling.HasField("seed"):
                 submit.sampling.seed = self._draws.getrandbits(63)
-            expected = opening.expected_output(request, submit)
+            expected = 0 if pooling else opening.expected_output(request, submit)
             grant = await self._quota.enter(caller, len(prompt_ids), expected)
             meter = RequestMeter(self._metrics, model.name, arrived_at)
             opened = opening.open_request(

@@ -41,6 +41,13 @@ class PromptScores:
 
 
 @dataclass(frozen=True, slots=True)
+class Embedded:
+    """The vector of the prompt, where that was asked for instead of output."""
+
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New tokens of one choice. `text` is empty while bytes or a possible stop string are held back.
 
@@ -69,7 +76,7 @@ class Finished:
     reasoning_tokens: int | None = None  # of all choices, where thinking is told apart
 
 
-Event = Started | PromptScores | Delta | Finished
+Event = Started | PromptScores | Embedded | Delta | Finished
 
 
 def parts_of(delta: Delta) -> tuple[Part, ...]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from quire.v1 import types_pb2
 from services.common.errors import QuireError, Reason
 from services.gateway.deltas import DeltaMaker, Vocabulary, scored_prompt
-from services.gateway.events import Event, Finished, PromptScores, Started
+from services.gateway.events import Embedded, Event, Finished, PromptScores, Started
 from services.gateway.metrics import RequestMeter
 from services.gateway.quota.quota import Grant, Quota
 from services.gateway.requests import OpenRequest, RequestTable
@@ -50,7 +50,7 @@ class Generation(AsyncIterator[Event]):
         self._opened: Opened | None = None
         self._events: deque[Event] = deque()
         self._scores: PromptScores | None = None
-        self._begun = self._scores_sent = self._cut = self._waiting = False
+        self._begun = self._scores_sent = self._embedded = self._cut = self._waiting = False
         self._left_at = 0.0  # when the reader went away with its last event
         self._timer: asyncio.TimerHandle | None = None
         self._error: QuireError | None = None
@@ -140,6 +140,9 @@ class Generation(AsyncIterator[Event]):
             if self._scores is not None and not self._scores_sent:
                 self._scores_sent = True
                 events.append(self._scores)
+            if request.embedding is not None and not self._embedded:
+                self._embedded = True
+                events.append(Embedded(request.embedding))
             self._take_deltas(opened)
         if not self._cut and all(maker.finished for maker in opened.makers):
             events.append(_finished(opened))

@@ -1,6 +1,6 @@
 """Lets in calls over gRPC by their credential: every method but health, before anything of a request is read.
 
-What a method needs is decided by its service; what is not listed needs the scope `admin`.
+What a method needs is decided by its name, else by its service; what is not listed needs the scope `admin`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ OPEN: Final = frozenset({"grpc.health.v1.Health"})
 ANY: Final = frozenset({"grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection"})
 """Services that any credential opens."""
 
-SCOPES: Final[Mapping[str, Scope]] = {"quire.v1.InferenceService": Scope.INFER, "quire.v1.AdminService": Scope.ADMIN}
+SCOPES: Final[Mapping[str, Scope]] = {
+    "quire.v1.InferenceService": Scope.INFER,
+    "quire.v1.AdminService": Scope.ADMIN,
+    "inference.GRPCInferenceService": Scope.INFER,
+    "vllm.grpc.engine.VllmEngine": Scope.INFER,
+    "vllm.grpc.engine.VllmEngine/SubscribeKvEvents": Scope.ADMIN,  # they tell what all tenants' prompts are made of
+}
+"""By service, or by service and method."""
 
 _caller: ContextVar[Caller] = ContextVar("caller")  # of the call that runs in this task
 
@@ -42,14 +49,15 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         details: grpc.HandlerCallDetails,
     ) -> Any:
-        service = details.method.lstrip("/").partition("/")[0]
+        method = details.method.lstrip("/")
+        service = method.partition("/")[0]
         if service in OPEN:
             return await continuation(details)
         try:
             metadata = details.invocation_metadata or ()
             found = await self._identity.caller([str(value) for name, value in metadata if name == "authorization"])
             if service not in ANY:
-                found.check_scope(SCOPES.get(service, Scope.ADMIN))
+                found.check_scope(SCOPES.get(method, SCOPES.get(service, Scope.ADMIN)))
         except QuireError as error:
             return _refusal(error)
         _caller.set(found)

@@ -9,10 +9,19 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from quire.v1 import gateway_pb2, gateway_pb2_grpc
+from quire.v1.foreign import (
+    open_inference_pb2,
+    open_inference_pb2_grpc,
+    vllm_engine_pb2,
+    vllm_engine_pb2_grpc,
+)
 from services.common.rpc import Server
 from services.common.startup import begin
 from services.common.store import Store
+from services.gateway.calls import Calls
 from services.gateway.engine import Engine
+from services.gateway.foreign.open_inference.servicer import OpenInferenceServicer
+from services.gateway.foreign.vllm.servicer import VllmEngineServicer
 from services.gateway.guard import Guard
 from services.gateway.identity import Identity
 from services.gateway.keys.file import KeyFile
@@ -93,11 +102,16 @@ def open_quota(settings: GatewaySettings, registry: CollectorRegistry, store: St
 
 
 def make_server(engine: Engine, identity: Identity, settings: GatewaySettings, registry: CollectorRegistry) -> Server:
-    """The gRPC server with both services, behind the guard."""
-    services = gateway_pb2.DESCRIPTOR.services_by_name
-    server = Server(settings, list(services.values()), registry, Guard(identity))
-    gateway_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(engine), server.grpc)
+    """The gRPC server with our services and those of other protocols, behind the guard."""
+    files = (gateway_pb2.DESCRIPTOR, open_inference_pb2.DESCRIPTOR, vllm_engine_pb2.DESCRIPTOR)
+    services = [service for file in files for service in file.services_by_name.values()]
+    server, calls = Server(settings, services, registry, Guard(identity)), Calls(engine)
+    gateway_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(engine, calls), server.grpc)
     gateway_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(engine), server.grpc)
+    open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
+        OpenInferenceServicer(engine, calls), server.grpc
+    )
+    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(engine, calls), server.grpc)
     return server
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import grpc
@@ -79,17 +80,22 @@ class ModelCatalogue:
             self._tokenizers[fingerprint] = task
         return task
 
-    async def _load(self, fingerprint: str) -> LoadedTokenizer:
-        data = bytearray()
+    async def bundle(self, fingerprint: str) -> AsyncIterator[bytes]:
+        """A tokenizer's zip in pieces, as an executor has it: hex SHA-256 of the whole is the fingerprint."""
         try:
             async for piece in self._stub.GetTokenizer(
                 scheduler_pb2.GetTokenizerRequest(tokenizer_fingerprint=fingerprint)
             ):
-                data += piece.data
-                if len(data) > MAX_BUNDLE_BYTES:
-                    raise QuireError(Reason.TOO_LARGE, f"tokenizer {fingerprint} exceeds {MAX_BUNDLE_BYTES} bytes")
+                yield piece.data
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, Reason.SCHEDULER_LOST) from error
+
+    async def _load(self, fingerprint: str) -> LoadedTokenizer:
+        data = bytearray()
+        async for piece in self.bundle(fingerprint):
+            data += piece
+            if len(data) > MAX_BUNDLE_BYTES:
+                raise QuireError(Reason.TOO_LARGE, f"tokenizer {fingerprint} exceeds {MAX_BUNDLE_BYTES} bytes")
         loaded = await self._encoder.run_large(lambda: _unpack(fingerprint, bytes(data)))
         log.info("tokenizer loaded", extra={"fingerprint": fingerprint[:12], "bytes": len(data)})
         return loaded

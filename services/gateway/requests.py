@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -99,6 +99,7 @@ class OpenRequest:
         self.wants_scores = submit.logprobs.HasField("output_count")
         self.wants_prompt_scores = submit.logprobs.HasField("prompt_count")
         self.prompt_scores: list[Score] = []  # of prompt tokens 1, 2, ...
+        self.embedding: tuple[float, ...] | None = None  # of the prompt, where asked for
         self.started: scheduler_pb2.RequestStarted | None = None
         self.error: QuireError | None = None
         self.held = False
@@ -143,6 +144,11 @@ class OpenRequest:
             raise QuireError(Reason.PROTOCOL, f"log probabilities of prompt token {start + skipped} are missing")
         self.prompt_scores.extend(scores[skipped:])
 
+    def accept_embedding(self, values: Iterable[float]) -> None:
+        """The prompt's vector, which comes before the end."""
+        self.embedding = tuple(values)
+        self._changed.set()
+
     def accept_tokens(self, index: int, position: int, ids: Sequence[int], scores: Sequence[Score], now: float) -> None:
         """Tokens of one choice. Raises PROTOCOL where something is missing."""
         if self.error is not None:
@@ -168,6 +174,8 @@ class OpenRequest:
             self.fail(QuireError(Reason.CANCELLED, "the request was cancelled"))
         elif not 0 <= ended.choice < len(self.choices) or not ended.reason:
             self.fail(QuireError(Reason.PROTOCOL, f"choice {ended.choice} ended with reason {ended.reason}"))
+        elif self.template.pooling and self.embedding is None:
+            self.fail(QuireError(Reason.PROTOCOL, "the prompt ended without its vector"))
         elif (choice := self.choices[ended.choice]).end is None:
             choice.end = ended.reason
             choice.stop_token_id = ended.stop_token_id if ended.HasField("stop_token_id") else None
@@ -251,6 +259,10 @@ class RequestTable:
 
     def get(self, handle: int) -> OpenRequest | None:
         return self._by_handle.get(handle)
+
+    def named(self, tenant: str, request_ids: Collection[str]) -> list[OpenRequest]:
+        """Those of a tenant's requests that have these ids."""
+        return [one for one in self if one.tenant == tenant and one.request_id in request_ids]
 
     def remove(self, request: OpenRequest) -> None:
         """Forgets a request and its id. Idempotent."""

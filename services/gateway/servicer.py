@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
-import grpc
-from grpc_status import rpc_status
-
-from quire.v1 import gateway_pb2, gateway_pb2_grpc
-from services.common.errors import QuireError, Reason, invalid
+from quire.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
+from services.common.errors import invalid
 from services.common.limits import MAX_CHOICES
 from services.gateway import wire
+from services.gateway.calls import Calls, Context, tell_rates
+from services.gateway.embedding import collect
 from services.gateway.engine import Engine
 from services.gateway.events import Delta, Finished, PromptScores, Started
-from services.gateway.generation import Generation
 from services.gateway.guard import caller
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
     """Text generation for clients."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._endings: set[asyncio.Task[None]] = set()
+    def __init__(self, engine: Engine, calls: Calls) -> None:
+        self._engine, self._calls = engine, calls
 
     async def GenerateStream(
         self, request: gateway_pb2.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[gateway_pb2.GenerateStreamResponse]:
-        events = self._generate(request.input, context)
+        events = self._calls.generate(request.input, context)
         started: Started | None = None
         running = request.input.choice_count or 1
         last = gateway_pb2.GenerateStreamResponse()
@@ -40,7 +33,7 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
             match event:
                 case Started():
                     started = event
-                    await _tell_rates(event, context)
+                    await tell_rates(event, context)
                 case PromptScores():
                     scores = await asyncio.to_thread(wire.scored_tokens, event.tokens)
                     assert started is not None, "scores before their start"
@@ -61,12 +54,12 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
         response = gateway_pb2.GenerateResponse()
         started: Started | None = None
         parts = [wire.ChoiceParts(index) for index in range(max(1, min(request.input.choice_count, MAX_CHOICES)))]
-        async for event in self._generate(request.input, context):
+        async for event in self._calls.generate(request.input, context):
             match event:
                 case Started():
                     started = event
                     response.request_id, response.model = event.request_id, event.model
-                    await _tell_rates(event, context)
+                    await tell_rates(event, context)
                 case PromptScores():
                     response.prompt_logprobs.extend(await asyncio.to_thread(wire.scored_tokens, event.tokens))
                 case Delta():
@@ -76,6 +69,17 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
         assert started is not None, "an end before its start"
         response.choices.extend(part.whole(started) for part in parts)
         return response
+
+    async def Embed(self, request: gateway_pb2.EmbedRequest, context: Context) -> gateway_pb2.EmbedResponse:
+        vector = await collect(self._calls.embed(request, context))
+        if vector.headers:
+            await context.send_initial_metadata(tuple(vector.headers.items()))
+        return gateway_pb2.EmbedResponse(
+            request_id=vector.request_id,
+            model=vector.model,
+            values=vector.values,
+            usage=types_pb2.Usage(prompt_tokens=vector.prompt_tokens),
+        )
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: Context) -> gateway_pb2.TokenizeResponse:
         kind = request.WhichOneof("prompt")
@@ -101,20 +105,6 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
         self, request: gateway_pb2.ListModelsRequest, context: Context
     ) -> gateway_pb2.ListModelsResponse:
         return gateway_pb2.ListModelsResponse(models=self._engine.models(caller()))
-
-    def _generate(self, request: gateway_pb2.GenerationInput, context: Context) -> Generation:
-        """A generation that ends with the call: by its deadline, its cancellation, or a reader that never reads."""
-        handler = asyncio.current_task()
-        assert handler is not None
-
-        def end() -> None:
-            ending = asyncio.create_task(_end(handler, context))
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
-
-        generation = self._engine.generate(request, caller=caller(), deadline=context.time_remaining(), on_cut=end)
-        context.add_done_callback(lambda _: generation.cancel())  # type: ignore[arg-type]  # a class in the stubs
-        return generation
 
 
 class AdminServicer(gateway_pb2_grpc.AdminServiceServicer):
@@ -142,17 +132,3 @@ class AdminServicer(gateway_pb2_grpc.AdminServiceServicer):
         rows = await self._engine.usage(request.first_day, request.last_day)
         chosen = [row for row in rows if request.tenant in ("", row.tenant)]
         return gateway_pb2.GetUsageResponse(rows=map(wire.usage_row, chosen))
-
-
-async def _tell_rates(started: Started, context: Context) -> None:
-    """What the caller's rates have left, as initial metadata."""
-    if started.headers:
-        await context.send_initial_metadata(tuple(started.headers.items()))
-
-
-async def _end(handler: asyncio.Task[Any], context: Context) -> None:
-    """Ends a handler that cannot write because its client does not read; the status waits behind what was written."""
-    handler.cancel()
-    error = QuireError(Reason.SLOW_READER, "the client left its tokens unread too long")
-    with contextlib.suppress(grpc.aio.AbortError, grpc.RpcError):
-        await context.abort_with_status(rpc_status.to_status(error.to_status()))

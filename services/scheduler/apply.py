@@ -46,6 +46,11 @@ def apply(state: State, executor: Executor, results: executor_pb2.StepResults, n
         else:
             rest(sequence, scores)
             searches[sequence.request.arrival] = sequence.request
+    for embedding in results.embeddings:
+        if (sequence := executor.running.get(embedding.sequence_id)) is not None:
+            gateway = sequence.request.gateway
+            gateway.outbox.embeddings.add(handle=sequence.request.handle, values=embedding.values)
+            gateway.has_output = True
     for ended in results.ended:
         if (sequence := executor.running.get(ended.sequence_id)) is not None:
             _end(state, sequence, ended)

@@ -101,6 +101,7 @@ def _full_state(sequence: Sequence, stay: Stay) -> executor_pb2.SequenceState:
         logprobs=logprobs,
         constraint=request.constraint,
         traceparent=request.traceparent,
+        pooling=request.pooling,
     )
 
 

@@ -120,6 +120,7 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         logprobs=submit.logprobs,
         constraint=submit.constraint if submit.HasField("constraint") else None,
         traceparent=submit.traceparent,
+        pooling=submit.pooling,
         prompt_length=len(submit.prompt_token_ids),
         arrival=next(state.arrivals),
         arrived_at=now,

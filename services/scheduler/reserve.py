@@ -206,7 +206,7 @@ def _ask(state: State, model: Model, sequence: Sequence, allowed: list[Executor]
         token_ids=sequence.token_ids,
         lookahead_tokens=max(0, lookahead),
         kv_policy=allowed[0].description.kv_policy if allowed[0].description is not None else "",
-        skip_prefix_cache=sequence.wants_prompt_scores,
+        skip_prefix_cache=sequence.computes_whole_prompt,
         parent_sequence_id=origin.sequence_id if origin is not None and shared else 0,
         parent_length=shared,
         most_tokens=request.most_tokens,

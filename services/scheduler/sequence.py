@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from services.scheduler.state import Executor, Gateway
 
 UNLIMITED_STEPS = 1 << 30
+NEVER_REPORTED = 1 << 31
 STOP_STRING_STEPS = 2
 """Unanswered steps of a sequence whose stop strings the gateway matches: what lies past a stop is lost."""
 
@@ -54,6 +55,7 @@ class Request:
     logprobs: types_pb2.LogprobOptions
     constraint: types_pb2.Constraint | None  # what the output must obey
     traceparent: str
+    pooling: types_pb2.Pooling.ValueType  # how the prompt becomes a vector, if it does
     prompt_length: int
     arrival: int  # counts requests
     arrived_at: float  # seconds
@@ -129,6 +131,11 @@ class Sequence:
         return self.request.prompt_length
 
     @property
+    def computes_whole_prompt(self) -> bool:
+        """Whether each token of the prompt has to be computed, whatever is cached."""
+        return self.wants_prompt_scores or bool(self.request.pooling)
+
+    @property
     def output_length(self) -> int:
         return len(self.token_ids) - self.request.prompt_length
 
@@ -148,9 +155,15 @@ class Sequence:
         return self.beam is not None and self.beam.options is not None
 
     def note_reported(self, block_size: int) -> None:
-        """The kvmanager knows all tokens and the computed length; it hears again once a further block is full."""
+        """The kvmanager knows all tokens and the computed length; it hears again once a further block is full.
+
+        Not where nothing is to be kept: blocks that it does not hear of as computed are free once they are released.
+        But where formats change with age it has to follow.
+        """
         self.reported_length = len(self.token_ids)
         self.next_report_length = (self.computed_length // block_size + 1) * block_size
+        if self.request.pooling and self.stay is not None and not self.stay.kv_policy:
+            self.next_report_length = NEVER_REPORTED
 
     def move(self, phase: Phase) -> None:
         assert phase in _MOVES[self.phase], f"{self.phase} to {phase}"

@@ -7,7 +7,8 @@ from typing import Any
 
 import grpc
 
-from quire.v1 import scheduler_pb2, scheduler_pb2_grpc, scheduler_status_pb2
+from quire.v1 import kvmanager_pb2, scheduler_pb2, scheduler_pb2_grpc, scheduler_status_pb2
+from services.common.errors import Reason, from_rpc_error
 from services.scheduler import status
 from services.scheduler.fleet import Fleet
 from services.scheduler.loop import SchedulerLoop
@@ -32,6 +33,16 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> AsyncIterator[scheduler_pb2.GetTokenizerResponse]:
         async for data in self._models.fetch_tokenizer(request.tokenizer_fingerprint):
             yield scheduler_pb2.GetTokenizerResponse(data=data)
+
+    async def FollowKvEvents(
+        self, request: scheduler_pb2.FollowKvEventsRequest, context: Context
+    ) -> AsyncIterator[scheduler_pb2.FollowKvEventsResponse]:
+        wanted = kvmanager_pb2.SubscribeEventsRequest(start_sequence_number=request.start_sequence_number)
+        try:
+            async for events in self._loop.kvmanager.stub.SubscribeEvents(wanted):
+                yield scheduler_pb2.FollowKvEventsResponse(events=events)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, Reason.KVMANAGER_LOST) from error
 
     async def GetSchedulerStatus(
         self, request: scheduler_status_pb2.GetSchedulerStatusRequest, context: Context

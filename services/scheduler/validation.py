@@ -8,7 +8,7 @@ from quire.v1 import scheduler_pb2, types_pb2
 from services.common.beams import check_beams
 from services.common.constraints.limits import check_constraint
 from services.common.errors import QuireError, Reason, invalid
-from services.common.limits import MAX_CHOICES, MAX_PRIORITY, MAX_TARGET_MS, check_ids, check_integer
+from services.common.limits import MAX_CHOICES, MAX_PRIORITY, MAX_TARGET_MS, check_ids, check_integer, check_pooling
 from services.common.speculation import most_drafts
 
 
@@ -41,10 +41,21 @@ def check_submit(submit: scheduler_pb2.Submit, model: types_pb2.ModelDescription
             field="stop.max_tokens",
         )
     check_beams(submit, model)
+    _check_pooling(submit)
     most_drafts(submit)
     if submit.beam_width and submit.progress:
         raise QuireError(Reason.UNSUPPORTED, "progress: a search begins anew", field="progress")
     _check_progress(submit, model)
+
+
+def _check_pooling(submit: scheduler_pb2.Submit) -> None:
+    """What goes with a vector: nothing that is about output."""
+    check_pooling(submit.pooling)
+    if not submit.pooling:
+        return
+    asked = submit.choice_count > 1 or submit.beam_width or submit.HasField("constraint") or submit.progress
+    if asked or submit.logprobs.HasField("prompt_count"):
+        raise invalid("pooling", "a prompt that becomes a vector has no output and no log probabilities")
 
 
 def _check_unsupported(submit: scheduler_pb2.Submit) -> None:

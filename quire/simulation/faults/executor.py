@@ -237,4 +237,4 @@ def _limits(shape: ExecutorShape) -> ModelLimits:
     pools = [PoolSpec(DEVICE_POOL, DEVICE, "fp32", BLOCK_BYTES, 0, shape.blocks)]
     if shape.disk_blocks:
         pools.append(PoolSpec(DISK_POOL, DISK, "fp32", BLOCK_BYTES, shape.blocks, shape.disk_blocks))
-    return ModelLimits(VOCAB, CONTEXT, (EOS,), BLOCK_SIZE, (0, shape.blocks), PoolMap(pools))
+    return ModelLimits(VOCAB, CONTEXT, (EOS,), 1, BLOCK_SIZE, (0, shape.blocks), PoolMap(pools))

@@ -18,6 +18,7 @@ from services.executor.models.spec import ModelSpec
 
 Int32 = NDArray[np.int32]
 UInt32 = NDArray[np.uint32]
+Float64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,15 @@ class PromptScoreRows:
 
 
 @dataclass(slots=True)
+class PooledRows:
+    """Rows whose states, behind the last norm, are added to `total` one after the other."""
+
+    first_row: int
+    count: int
+    total: Float64  # [H]; changed by the step
+
+
+@dataclass(slots=True)
 class TokenScores:
     """Log probabilities of consecutive tokens; natural logs, alternatives most likely first."""
 
@@ -111,6 +121,7 @@ class StepInputs:
     room: Callable[[], Int32 | None] | None = None
     """[S] tokens that each sequence's blocks hold, or None: asked before the step's tokens are known, it is given where
     the next step is likely to go on with these alone, so that it may be begun ahead."""
+    pooled: list[PooledRows] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.paged_attention import plan_attention
-from services.executor.backends.base import KvShape, PromptScoreRows, StepInputs, StepOutputs, TokenScores
+from services.executor.backends.base import (
+    KvShape,
+    PooledRows,
+    PromptScoreRows,
+    StepInputs,
+    StepOutputs,
+    TokenScores,
+)
 from services.executor.backends.torch_kv import TorchKv
 from services.executor.backends.torch_linear import (
     ExactLinear,
@@ -137,6 +144,8 @@ class TorchBackend:
     def step(self, inputs: StepInputs) -> StepOutputs:
         with torch.inference_mode():
             hidden = self._model.hidden(self._batch(inputs), self._allocated().layers, inputs.layers)
+            for part in inputs.pooled:
+                self._pool(hidden, part)
             sampled = []
             if inputs.samples:
                 singles = single_rows(inputs.samples, inputs.masks)
@@ -188,6 +197,11 @@ class TorchBackend:
                 device=self._device,
             ),
         )
+
+    def _pool(self, hidden: Tensor, part: PooledRows) -> None:
+        states = self._model.normed(hidden[part.first_row : part.first_row + part.count])
+        for row in states.double().cpu().numpy():  # in order: a sum must not depend on chunks
+            part.total += row
 
     def _score(self, hidden: Tensor, wanted: PromptScoreRows) -> TokenScores:
         scores = TokenScores([], [], [], [])

@@ -87,11 +87,14 @@ class TorchModel:
             x = run.after_mlp(layer, x, run.activated(layer, run.mlp_inputs(layer, x)))
         return x
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Rows [R, H] of what `hidden` returned, behind the final norm."""
+        return rms_norm(hidden, self._weights.final_norm, self._spec.norm_epsilon)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """fp32 logits [R, V] of rows [R, H] of what `hidden` returned."""
         count = hidden.shape[0]
         padded = self._linear.rows.pad(count)
         if padded > count:
             hidden = F.pad(hidden, (0, 0, 0, padded - count))
-        normed = rms_norm(hidden, self._weights.final_norm, self._spec.norm_epsilon)
-        return self._linear(normed, self._weights.head)[:count].float()
+        return self._linear(self.normed(hidden), self._weights.head)[:count].float()

@@ -64,15 +64,22 @@ void Model::choose_ops(int layers) {
   ops_ = early_ops_;
 }
 
-void Model::step(const StepInputs& inputs, std::span<const WantedRow> wanted, const RowSink& sink, int layers) {
+void Model::step(const StepInputs& inputs, std::span<const WantedRow> wanted, const RowSink& sink, int layers,
+                 std::span<const PooledRows> pooled) {
   const Shape& s = program_.shape;
   check(inputs, s, block_counts_, hot_format_);
   for (const WantedRow& row : wanted) {
     if (row.token < 0 || row.token >= inputs.tokens()) refuse("a wanted row is not one of the step's tokens");
   }
+  for (const PooledRows& part : pooled) {
+    if (part.first < 0 || part.count < 0 || part.first > inputs.tokens() - part.count) {
+      refuse("a pooled row is not one of the step's tokens");
+    }
+  }
   choose_ops(layers);
   inputs_ = &inputs;
   wanted_ = wanted;
+  pooled_ = pooled;
   sink_ = &sink;
   space_.reserve(inputs.tokens());
   extend_rotations(*std::max_element(inputs.context_lengths.begin(), inputs.context_lengths.end()));
@@ -322,9 +329,10 @@ void Model::head(const Op& op, int thread) {
   const Matrix& matrix = op.matrices[0];
   const ThreadSpace& mine = space_.threads[size_t(thread)];
   const int rows = int(wanted_.size());
-  if (rows == 0) return;
+  if (rows == 0 && pooled_.empty()) return;
   const Activation in = inputs_of(op, space_.normed, thread);
   kernels_.inverse_rms(space_.stream, inputs_->tokens(), s.hidden_size, s.norm_epsilon, mine.inverse_rms);
+  pool_states(op.norm, mine.inverse_rms, thread);
   for (int first_row = 0; first_row < rows; first_row += kHeadRows) {
     const int count = std::min(kHeadRows, rows - first_row);
     if (first_row > 0) {

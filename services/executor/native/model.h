@@ -21,6 +21,12 @@ struct WantedRow {
   bool needs_logits = false;  // else its argmax alone
 };
 
+// Consecutive rows of a step whose states, behind the head's norm, are added to `total` one after the other.
+struct PooledRows {
+  int first = 0, count = 0;  // flattened
+  double* total = nullptr;   // [hidden size]
+};
+
 // Called once per wanted row, on any thread: row, its logits [vocabulary] or null, its argmax (-1 where not finite, or
 // where logits are given), the thread.
 using RowSink = std::function<void(int row, float* logits, int32_t argmax, int thread)>;
@@ -53,7 +59,8 @@ class Model {
 
   // Computes the step; `sink` gets every wanted row. The head follows the first `layers` layers, 0 for all: later ones
   // have no keys and values of these tokens then. Throws std::invalid_argument before anything is computed.
-  void step(const StepInputs& inputs, std::span<const WantedRow> wanted, const RowSink& sink, int layers = 0);
+  void step(const StepInputs& inputs, std::span<const WantedRow> wanted, const RowSink& sink, int layers = 0,
+            std::span<const PooledRows> pooled = {});
 
  private:
   // Consecutive wanted rows that are consecutive tokens.
@@ -69,6 +76,7 @@ class Model {
   void project(const Op& op, size_t index, int thread);
   void gate_up(const Op& op, size_t index, int thread);
   void head(const Op& op, int thread);
+  void pool_states(const float* gains, const float* inverse_rms, int thread);
 
   NormFor norm_after(size_t index) const;
   int multiplied_forms(const Op& op) const;
@@ -98,6 +106,7 @@ class Model {
   std::span<const Op> ops_;
   const StepInputs* inputs_ = nullptr;
   std::span<const WantedRow> wanted_;
+  std::span<const PooledRows> pooled_;
   const RowSink* sink_ = nullptr;
   float* states_ = nullptr;
   float* logits_ = nullptr;

@@ -104,11 +104,11 @@ void bind_model(nb::module_& module) {
              const std::optional<ByteTable>& block_formats, const std::optional<Int32s>& drafts,
              const std::optional<Int32s>& draft_counts, const std::optional<Int32s>& first_places,
              const std::optional<MaskTable>& masks, const std::optional<Int32s>& mask_rows, const Gate* masks_filled,
-             int layers) {
+             int layers, const nb::list& pooled) {
             return self.step(
                 make_inputs(token_ids, positions, query_starts, context_lengths, block_tables, block_formats), rows,
                 samplers, output_positions, scored, {drafts, draft_counts, first_places},
-                {masks, mask_rows, masks_filled}, layers);
+                {masks, mask_rows, masks_filled}, layers, pooled);
           },
           nb::arg("token_ids").noconvert(), nb::arg("positions").noconvert(), nb::arg("query_starts").noconvert(),
           nb::arg("context_lengths").noconvert(), nb::arg("block_tables").noconvert(), nb::arg("rows").noconvert(),
@@ -116,7 +116,7 @@ void bind_model(nb::module_& module) {
           nb::arg("block_formats").noconvert() = nb::none(), nb::arg("drafts").noconvert() = nb::none(),
           nb::arg("draft_counts").noconvert() = nb::none(), nb::arg("first_places").noconvert() = nb::none(),
           nb::arg("masks").noconvert() = nb::none(), nb::arg("mask_rows").noconvert() = nb::none(),
-          nb::arg("masks_filled") = nb::none(), nb::arg("layers") = 0,
+          nb::arg("masks_filled") = nb::none(), nb::arg("layers") = 0, nb::arg("pooled") = nb::list(),
           R"(Computes a step and samples after flattened rows `rows` [R].
 
 `samplers` [R] holds a Sampler, or None for the argmax; `scored` holds (first row, targets int32 [n], alternatives).
@@ -130,6 +130,9 @@ not observed. As many tokens more are drawn for it, one after each draft, from t
 `masks` uint32 [M, ceil(V / 32)] holds a bit per token; `mask_rows` int32 [R] says which of them hold for each sampled
 row, one for each token to draw from that one on, -1 for none. Another thread may fill them while the step is computed:
 they are read once the Gate `masks_filled` is open. A masked row needs a Sampler.
+
+`pooled` holds (first row, count, total float64 [hidden size]): the states of these rows, behind the last norm, are
+added to `total` in order.
 
 Returns (token ids int32, -1 where logits were not finite or nothing was allowed; per token scores or None; per scored
 part scores). Scores are (log probabilities, ranks, alternatives' ids, their log probabilities). Raises ValueError,

@@ -142,6 +142,19 @@ void BoundModel::collect_scored(const nb::list& scored, int tokens) {
   }
 }
 
+void BoundModel::collect_pooled(const nb::list& pooled) {
+  for (nb::handle item : pooled) {
+    const char* kind = "pooled must hold tuples (first row, count, total float64 [hidden size])";
+    if (!nb::isinstance<nb::tuple>(item) || nb::len(item) != 3) throw nb::type_error(kind);
+    const auto part = nb::borrow<nb::tuple>(item);
+    const auto total = taken_from<Doubles>(part[2], kind, false);  // the list keeps it alive
+    if (total.size() != size_t(model_.shape().hidden_size)) {
+      throw std::invalid_argument("a pooled total must be of the hidden size");
+    }
+    pooled_.push_back({taken_from<int>(part[0], kind), taken_from<int>(part[1], kind), total.data()});
+  }
+}
+
 void BoundModel::finish(Task& task, const float* logits, int32_t argmax, int thread) {
   const int vocab = model_.shape().vocab_size;
   const SamplerScratch scratch = sampler_scratch(reinterpret_cast<float*>(scratch_[size_t(thread)].data()), vocab);
@@ -182,9 +195,10 @@ nb::object BoundModel::to_python(size_t first, size_t count) const {
 
 nb::tuple BoundModel::step(const StepInputs& inputs, const Int32s& rows, const nb::list& samplers,
                            const Int32s& output_positions, const nb::list& scored, const Drafts& drafts,
-                           const Masks& masks, int layers) {
+                           const Masks& masks, int layers, const nb::list& pooled) {
   wanted_.clear();
   tasks_.clear();
+  pooled_.clear();
   scored_counts_.clear();
   scores_.clear();
   top_ids_.clear();
@@ -192,6 +206,7 @@ nb::tuple BoundModel::step(const StepInputs& inputs, const Int32s& rows, const n
   collect_samples(rows, samplers, output_positions, drafts, masks);
   const size_t sampled = tasks_.size();
   collect_scored(scored, inputs.tokens());
+  collect_pooled(pooled);
   {
     nb::gil_scoped_release release;
     model_.step(
@@ -199,7 +214,7 @@ nb::tuple BoundModel::step(const StepInputs& inputs, const Int32s& rows, const n
         [this](int row, float* logits, int32_t argmax, int thread) {
           finish(tasks_[size_t(row)], logits, argmax, thread);
         },
-        layers);
+        layers, pooled_);
   }
   auto [tokens, owner] = new_array<int32_t>(sampled);
   nb::list row_scores, prompt_scores;

@@ -39,6 +39,8 @@ struct Masks {
   const Gate* filled = nullptr;      // bits are read once it is open
 };
 
+using Doubles = HostArray<double, nanobind::ndim<1>>;
+
 // A model with the weights that it reads and what sampling needs.
 class BoundModel {
  public:
@@ -50,7 +52,7 @@ class BoundModel {
   // See the docstring of Model.step.
   nanobind::tuple step(const StepInputs& inputs, const Int32s& rows, const nanobind::list& samplers,
                        const Int32s& output_positions, const nanobind::list& scored, const Drafts& drafts,
-                       const Masks& masks, int layers);
+                       const Masks& masks, int layers, const nanobind::list& pooled);
 
  private:
   // One row's scores; alternatives lie in top_ids_ and top_logprobs_.
@@ -73,6 +75,7 @@ class BoundModel {
   void collect_samples(const Int32s& rows, const nanobind::list& samplers, const Int32s& output_positions,
                        const Drafts& drafts, const Masks& masks);
   void collect_scored(const nanobind::list& scored, int tokens);
+  void collect_pooled(const nanobind::list& pooled);
   int want_scores(int count);
   void finish(Task& task, const float* logits, int32_t argmax, int thread);
   nanobind::object to_python(size_t first, size_t count) const;
@@ -83,6 +86,7 @@ class BoundModel {
   std::vector<Memory> scratch_;         // of the sampler, per thread
   std::vector<WantedRow> wanted_;
   std::vector<Task> tasks_;
+  std::vector<PooledRows> pooled_;
   std::vector<Scores> scores_;
   std::vector<size_t> scored_counts_;  // targets of each scored part
   std::vector<int32_t> top_ids_;

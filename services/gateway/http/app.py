@@ -13,9 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import quire
-from quire.v1.gateway_pb2 import GenerationInput
+from quire.v1.gateway_pb2 import EmbedRequest, GenerationInput
 from quire.v1.types_pb2 import ModelDescription
 from services.common.errors import QuireError
+from services.gateway.embedding import Vector
+from services.gateway.embedding import collect as collect_vector
 from services.gateway.http.access import Access, ScopedRoute
 from services.gateway.http.body import read_as
 from services.gateway.http.chat import ChatSurface
@@ -23,6 +25,8 @@ from services.gateway.http.client_watch import ClientGone, ClientWatch
 from services.gateway.http.completions import CompletionSurface
 from services.gateway.http.default_budget import generate_within_context
 from services.gateway.http.edge import Edge
+from services.gateway.http.embeddings import NAMES as EMBEDDING_NAMES
+from services.gateway.http.embeddings import check_dimensions, embed_all, render, requests_of
 from services.gateway.http.encoding import JsonResponse
 from services.gateway.http.errors import HttpError, error_response, from_exception, renaming
 from services.gateway.http.fanout import collect, merge
@@ -32,7 +36,13 @@ from services.gateway.http.openapi import body_of, describe
 from services.gateway.http.ports import Engine, Generation, HttpSettings
 from services.gateway.http.responses import ResponsesSurface
 from services.gateway.http.responses_body import ResponsesRequest, responses_job
-from services.gateway.http.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from services.gateway.http.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
 from services.gateway.http.streaming import EventStream, chunks, rate_headers
 from services.gateway.http.surface import Surface
 from services.gateway.http.timing import Timing, header_parameters, read_timing
@@ -46,6 +56,7 @@ BODIES: list[type[BaseModel]] = [
     ResponsesRequest,
     MessagesRequest,
     TokenCountRequest,
+    EmbeddingRequest,
     TokenizeRequest,
     DetokenizeRequest,
 ]
@@ -98,6 +109,12 @@ def create_app(engine: Engine, identity: Identity, settings: HttpSettings) -> Fa
         job = await read_as(request, ChatRequest, chat_job, limit)
         return await _answer(engine, request, job, timing, ChatSurface(request.state.request_id, job))
 
+    @app.post("/v1/embeddings", openapi_extra=body_of(EmbeddingRequest) | {"parameters": header_parameters()})
+    async def embeddings(request: Request) -> Response:
+        timing = read_timing(request.headers, asyncio.get_running_loop().time())
+        body = await read_as(request, EmbeddingRequest, lambda body: body, limit)
+        return await _embed(engine, request, body, timing)
+
     @app.post("/v1/responses", openapi_extra=body_of(ResponsesRequest) | {"parameters": header_parameters()})
     async def responses(request: Request) -> Response:
         timing = read_timing(request.headers, asyncio.get_running_loop().time())
@@ -135,6 +152,23 @@ def create_app(engine: Engine, identity: Identity, settings: HttpSettings) -> Fa
         return JsonResponse({"prompt": text})
 
     return app
+
+
+async def _embed(engine: Engine, request: Request, body: EmbeddingRequest, timing: Timing) -> Response:
+    """The vectors of all inputs; a client that goes ends them."""
+    watch, caller = ClientWatch(request.receive), request.state.caller
+
+    async def embed(one: EmbedRequest) -> Vector:
+        deadline = timing.left(asyncio.get_running_loop().time())
+        async with aclosing(engine.embed(one, caller=caller, deadline=deadline, on_cut=watch.cut)) as events:
+            return await collect_vector(events)
+
+    with renaming(EMBEDDING_NAMES):
+        if body.dimensions is not None:
+            check_dimensions(body, engine.model(body.model, caller))
+        vectors = await watch.run(embed_all(requests_of(body, request.state.request_id), embed))
+    # Thousands of numbers each: their rendering must not delay the streams beside it.
+    return await asyncio.to_thread(lambda: JsonResponse(render(body, vectors), headers=vectors[-1].headers))
 
 
 async def _answer(engine: Engine, request: Request, job: Job, timing: Timing, surface: Surface) -> Response:

@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from services.gateway.http.errors import HttpError, from_validation, rename
+from services.gateway.field_names import rename
+from services.gateway.http.errors import HttpError, from_validation
 from services.gateway.http.schemas import ChatRequest
 from services.gateway.http.to_input import Job, chat_job
 

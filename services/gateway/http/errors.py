@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from starlette.responses import Response
 
 from services.common.errors import QuireError, Reason
+from services.gateway.field_names import renamed
 from services.gateway.http.encoding import JsonResponse
 
 log = logging.getLogger("quire.http")
@@ -89,12 +90,9 @@ def bad_request(param: str, message: str, code: str = "invalid_value") -> HttpEr
 
 def from_quire(error: QuireError, names: Mapping[str, str]) -> HttpError:
     """`names` maps paths of the engine's input to the fields that the client wrote."""
-    kind, message, param = error.reason.value, error.message, error.field or None
-    if param is not None:
-        renamed = rename(param, names)
-        if message.startswith(f"{param}:"):
-            message = renamed + message[len(param) :]
-        param = renamed
+    kind, message, param = error.reason.value, error.message, None
+    if error.field:
+        param, message = renamed(error, names)
     code = _CODES.get(error.reason, error.reason.name.lower())
     wait = 1.0 if error.retry_after is None else error.retry_after
     return HttpError(kind.http, message, code, param, kind.retryable, wait, error.headers)
@@ -152,12 +150,3 @@ def _dotted(path: tuple[int | str, ...]) -> str:
         elif not _BRANCH.match(part):
             text += f".{part[:_MAX_PARAM]}" if text else part[:_MAX_PARAM]
     return text
-
-
-def rename(path: str, names: Mapping[str, str]) -> str:
-    """The client's name of the longest known beginning of `path`, with the rest kept."""
-    path = path.removeprefix("input.")
-    for cut in range(len(path), 0, -1):
-        if (cut == len(path) or path[cut] in ".[") and path[:cut] in names:
-            return names[path[:cut]] + path[cut:]
-    return path

@@ -102,7 +102,7 @@ async def collect(events: AsyncIterator[tuple[int, Event]], prompts: int, choice
             started[prompt] = event
         elif isinstance(event, PromptScores):
             scores[prompt] = event.tokens
-        else:
+        elif isinstance(event, Finished):
             finished[prompt] = event
     ended = sum(choice.last is not None for choice in table.values())
     if len(finished) != prompts or ended != prompts * choices:

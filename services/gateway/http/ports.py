@@ -38,6 +38,18 @@ class Engine(Protocol):
         on_cut: Callable[[], None] | None = None,
     ) -> Generation: ...
 
+    def model(self, name: str, caller: Caller) -> types_pb2.ModelDescription: ...
+
+    def embed(
+        self,
+        request: gateway_pb2.EmbedRequest,
+        /,
+        *,
+        caller: Caller,
+        deadline: float | None,
+        on_cut: Callable[[], None] | None = None,
+    ) -> Generation: ...
+
     async def tokenize(
         self, model: str, prompt: str | gateway_pb2.Chat, *, caller: Caller, add_special: bool = True
     ) -> tuple[list[int], types_pb2.ModelDescription]: ...

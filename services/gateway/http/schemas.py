@@ -105,6 +105,20 @@ class CompletionRequest(GenerationBody):
     suffix: Annotated[Any, only("")] = None
 
 
+class EmbeddingRequest(Body):
+    model: ModelName = ""
+    input: Prompt = Field(description="A text or token ids, or a list of either: each becomes a vector.")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description='"base64" is of little-endian float32. Default float.'
+    )
+    dimensions: Int32 | None = Field(None, description="None but the model's own: a part of its vector is no vector.")
+    pooling: Literal["last", "mean"] | None = Field(
+        None, description="Of which tokens' states the vector is made: the last one's, or all. Default last."
+    )
+    priority: Int32 | None = None
+    user: Ignored = None
+
+
 class TextPart(Body):
     type: Literal["text"]
     text: str

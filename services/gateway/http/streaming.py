@@ -8,7 +8,7 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.events import Delta, Event, Finished, PromptScores, Started
+from services.gateway.events import Delta, Embedded, Event, Finished, PromptScores, Started
 from services.gateway.http.client_watch import ClientGone, ClientWatch
 from services.gateway.http.errors import from_exception
 from services.gateway.http.fanout import cut_short
@@ -34,8 +34,8 @@ async def chunks(
             case Finished():
                 finished.append(event)
                 return b""
-            case PromptScores():
-                raise AssertionError("prompt scores are refused when streaming")
+            case PromptScores() | Embedded():
+                raise AssertionError("prompt scores are refused when streaming, and vectors are not streamed")
 
     async with aclosing(rest):
         try:

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from quire.v1.gateway_pb2 import Chat, ChatMessage, GenerationInput, TokenIds
 from quire.v1.types_pb2 import LogprobOptions, SamplingParams, StopCriteria
 from services.common.constraints.limits import rule_path
-from services.gateway.http.errors import bad_request, rename
+from services.gateway.field_names import rename
+from services.gateway.http.errors import bad_request
 from services.gateway.http.schemas import (
     MAX_CHOICES,
     ChatRequest,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire.v1.types_pb2 import Constraint
+from quire.v1.types_pb2 import POOLING_LAST, POOLING_MEAN, Constraint
 from services.common.errors import QuireError
 from services.executor.backends.base import StepInputs
 from services.executor.batch import StepLimits
@@ -101,6 +101,24 @@ def logits(model: LoadedModel, tokens: list[int]) -> np.ndarray:
         samples=[],
     )
     return model.backend.logits(inputs, range(len(tokens)))
+
+
+def vectors(model: LoadedModel) -> dict[int, list[float]]:
+    """Of both prompts, computed beside each other: the mean of one, the last state of the other."""
+    bench = make_bench(StepLimits(sequences=4, tokens=64))
+    bench.loop.backend = model.backend
+    bench.core.set_model(model.limits)
+    entering = [state(i, prompt, [2 * i, 2 * i + 1], max_tokens=1) for i, prompt in enumerate(PROMPTS)]
+    entering[0].pooling, entering[1].pooling = POOLING_MEAN, POOLING_LAST
+    bench.take(enter=entering, grants=[(0, 3, 2), (1, 1, 2)])
+    return {one.sequence_id: list(one.values) for message in bench.run() for one in message.embeddings}
+
+
+def test_vectors_are_torch_s(models) -> None:
+    expected, found = map(vectors, models)
+    assert expected.keys() == found.keys() == {0, 1}
+    for number, values in expected.items():
+        assert np.allclose(found[number], values, atol=1e-5)
 
 
 TOLERANCES = {

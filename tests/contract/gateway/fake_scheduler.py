@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from quire.v1 import scheduler_pb2, scheduler_pb2_grpc, scheduler_status_pb2, types_pb2
+from quire.v1 import kvmanager_pb2, scheduler_pb2, scheduler_pb2_grpc, scheduler_status_pb2, types_pb2
 from services.common.errors import ErrorInterceptor, QuireError, Reason
 from services.common.rpc import OPTIONS
 from tests.fixtures.vocabularies import BOS, BOS_ID, CHAT_TEMPLATE, EOS, Vocabulary, byte_level
@@ -51,6 +51,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             vocab_size=vocabulary.size + 4,  # rows of the output layer beyond the tokenizer's
             eos_token_ids=vocabulary.eos_ids,
             bos_token_id=BOS_ID,
+            embedding_size=4,
         )
         self.models = [self.model]
         self.hellos: list[str] = []
@@ -59,6 +60,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.holds: list[scheduler_pb2.Hold] = []
         self.cancels: list[int] = []
         self.executor_changes: list[scheduler_pb2.ManageExecutorRequest] = []
+        self.kv_events: list[kvmanager_pb2.SubscribeEventsResponse] = []
         self.bundles_served = 0
         self._heard = asyncio.Condition()
         self._context: Any = None
@@ -98,6 +100,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.bundles_served += 1
         for at in range(0, len(self.bundle), 4096):
             yield scheduler_pb2.GetTokenizerResponse(data=self.bundle[at : at + 4096])
+
+    async def FollowKvEvents(  # type: ignore[override]
+        self, request: scheduler_pb2.FollowKvEventsRequest, context: Any
+    ) -> AsyncIterator[scheduler_pb2.FollowKvEventsResponse]:
+        for events in self.kv_events:
+            if events.sequence_number >= request.start_sequence_number:
+                yield scheduler_pb2.FollowKvEventsResponse(events=events)
 
     async def GetSchedulerStatus(  # type: ignore[override]
         self, request: scheduler_status_pb2.GetSchedulerStatusRequest, context: Any
@@ -160,6 +169,13 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             token_counts=[len(ids)],
             token_ids=ids,
             **fields,
+        )
+
+    async def vector(self, submit: scheduler_pb2.Submit, values: Sequence[float]) -> None:
+        """The prompt's vector, and the end."""
+        await self.say(
+            embeddings=[scheduler_pb2.Embedding(handle=submit.handle, values=values)],
+            ended=[scheduler_pb2.ChoiceEnd(handle=submit.handle, reason=STOP)],
         )
 
     async def fail(self, submit: scheduler_pb2.Submit, reason: Reason, choice: int = 0) -> None:

@@ -1,4 +1,7 @@
-"""A backend without a model: the next token is a hash of every token that it finds in its paged KV."""
+"""A backend without a model: the next token is a hash of every token that it finds in its paged KV.
+
+The state of a token is itself, its position and 1.
+"""
 
 from __future__ import annotations
 
@@ -134,6 +137,9 @@ class FakeBackend:
             )
             for part in inputs.prompt_scores
         ]
+        for part in inputs.pooled:
+            for row in range(part.first_row, part.first_row + part.count):
+                part.total[:3] += inputs.token_ids[row], inputs.positions[row], 1
         return StepOutputs(sampled, scored)
 
     def _context(self, inputs: StepInputs, s: int) -> list[int]:

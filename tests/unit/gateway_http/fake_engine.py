@@ -9,16 +9,22 @@ from dataclasses import dataclass, field, replace
 
 from quire.v1 import gateway_pb2, types_pb2
 from services.common.errors import QuireError, Reason, invalid
+from services.gateway import embedding
 from services.gateway.caller import Caller
 from services.gateway.chat_plan import Reading, check_template, reading_of
-from services.gateway.events import Delta, Event, Finished, PromptScores, ScoredToken, Started
+from services.gateway.events import Delta, Embedded, Event, Finished, PromptScores, ScoredToken, Started
 from services.gateway.output.parts import CallBegin, CallFault, Part, visible
 from services.gateway.output.template_facts import TemplateFacts
 from services.gateway.output_rule import output_rule
 from services.gateway.validation import check_chat, resolve_max_tokens, validate
 
 MODEL = types_pb2.ModelDescription(
-    name="test/model", context_length=64, vocab_size=300, eos_token_ids=[256], loaded_at=1_700_000_000
+    name="test/model",
+    context_length=64,
+    vocab_size=300,
+    eos_token_ids=[256],
+    loaded_at=1_700_000_000,
+    embedding_size=2,
 )
 
 NO_TEMPLATE = TemplateFacts()
@@ -103,6 +109,31 @@ class FakeEngine:
             self.running -= 1
             if not self.running:
                 self.ended.set()
+
+    def model(self, name: str, caller: Caller) -> types_pb2.ModelDescription:
+        if name not in ("", MODEL.name):
+            raise QuireError(Reason.MODEL_NOT_FOUND, f"model: {name} is unknown", field="model")
+        return MODEL
+
+    async def embed(
+        self,
+        request: gateway_pb2.EmbedRequest,
+        /,
+        *,
+        caller: Caller,
+        deadline: float | None,
+        on_cut: Callable[[], None] | None = None,
+    ) -> AsyncIterator[Event]:
+        """The vector is the prompt's length and how it was pooled."""
+        asked = embedding.to_input(request)
+        pooling = embedding.pooling(request)
+        async with aclosing(
+            self.generate(asked, caller=caller, deadline=deadline, on_cut=on_cut)  # type: ignore[type-var]
+        ) as events:
+            async for event in events:
+                yield event
+                if isinstance(event, Started):
+                    yield Embedded((float(len(event.prompt_token_ids)), float(pooling)))
 
     async def tokenize(
         self, model: str, prompt: str | gateway_pb2.Chat, *, caller: Caller, add_special: bool = True

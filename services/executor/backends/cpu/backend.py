@@ -162,6 +162,7 @@ class CpuBackend:
             mask_rows=None if masks is None else masks.first_rows,
             masks_filled=None if masks is None else _gate(masks),
             layers=inputs.layers,
+            pooled=[(part.first_row, part.count, part.total) for part in inputs.pooled],
         )
         if masks is not None:
             masks.wait()  # raises where they could not be filled

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.token_sampler import score_tokens
-from services.executor.backends.base import KvShape, PromptScoreRows, StepInputs, StepOutputs
+from services.executor.backends.base import KvShape, PooledRows, PromptScoreRows, StepInputs, StepOutputs
 from services.executor.backends.cuda.buckets import Bucket, buckets
 from services.executor.backends.cuda.decode import DecodeSteps
 from services.executor.backends.cuda.device import Device
@@ -178,7 +178,13 @@ class CudaBackend:
             scores = self._sampler.score(logits, on_device, extras)
             drawn = self._device.fetch(on_device)
         prompt_scores = [(wanted, self._score_prompt(hidden, wanted)) for wanted in inputs.prompt_scores]
-        return Pending(draws.samples, draws.counts, drawn, scores, prompt_scores, self._device.mark())
+        pooled = [(part, self._device.fetch(self._states(hidden, part))) for part in inputs.pooled]
+        return Pending(draws.samples, draws.counts, drawn, scores, prompt_scores, self._device.mark(), pooled)
+
+    def _states(self, hidden: Hidden, part: PooledRows) -> Tensor:
+        """States behind the last norm [count, H] fp32."""
+        rows = self._rows(range(part.first_row, part.first_row + part.count))
+        return self._model.states(hidden.take(rows))
 
     def _score_prompt(self, hidden: Hidden, wanted: PromptScoreRows) -> list[HostScores]:
         found = []

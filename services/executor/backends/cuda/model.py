@@ -81,6 +81,12 @@ class GpuModel:
         head = self._weights.head
         return head(self._normed(hidden.stream, hidden.last, self._weights.final_norm, head.takes)).float()
 
+    def states(self, hidden: Hidden) -> Tensor:
+        """fp32 states behind the last norm [R, H]; `hidden` is used up."""
+        normed = self._normed(hidden.stream, hidden.last, self._weights.final_norm, None)
+        assert isinstance(normed, Tensor)
+        return normed.float()
+
     def _normed(
         self, stream: Tensor, last: Tensor | None, weight: Tensor, takes: ActivationFormat | None
     ) -> Tensor | Quantized:

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kernels.token_sampler import TokenScores as DeviceScores
-from services.executor.backends.base import PromptScoreRows, Sampled, SampleRow, StepOutputs, TokenScores
+from services.executor.backends.base import (
+    PooledRows,
+    PromptScoreRows,
+    Sampled,
+    SampleRow,
+    StepOutputs,
+    TokenScores,
+)
 from services.executor.backends.cuda.device import Device, Mark
 
 
@@ -45,6 +52,7 @@ class Pending:
     scores: HostScores | None  # of the tokens of samples that want them, in their order
     prompt_scores: Sequence[tuple[PromptScoreRows, Sequence[HostScores]]]
     mark: Mark
+    pooled: Sequence[tuple[PooledRows, Tensor]] = ()  # with the states [count, H] to be added
 
     def token_ids(self) -> list[int]:
         """[R] what was drawn; waits for it."""
@@ -67,6 +75,9 @@ class Pending:
                     self.scores.add(scored, wanted, scores)
                     scored += 1
                 sampled.append(Sampled(token_id, scores) if token_id >= 0 else None)
+        for part, states in self.pooled:
+            for row in states.double().numpy():  # in order: a sum must not depend on chunks
+                part.total += row
         return StepOutputs(sampled, [_joined(wanted, parts) for wanted, parts in self.prompt_scores])
 
 

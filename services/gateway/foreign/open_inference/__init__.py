@@ -1,0 +1,1 @@
+"""inference.GRPCInferenceService, the Open Inference Protocol as Triton's clients speak it."""

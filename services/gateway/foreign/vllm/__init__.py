@@ -1,0 +1,1 @@
+"""vllm.grpc.engine.VllmEngine, as SMG speaks it."""
