@@ -35,7 +35,7 @@ class SimulatedScheduler(Service):
     def open_gateway(
         self, gateway_id: str, send: Callable[[scheduler_pb2.ServeResponse, float], None]
     ) -> Callable[[scheduler_pb2.ServeRequest], None]:
-        gateway = open_gateway(self.state, gateway_id)
+        gateway = open_gateway(self.state, gateway_id, self.timeline.now)
         self.send_gateway[gateway] = send
         self.wake()
         return functools.partial(self.post, functools.partial(self._serve, gateway))

@@ -18,6 +18,7 @@ MAX_OPTIONS = 1024
 """Likeliest tokens that an executor lists for one position: beam search looks at more than clients do."""
 MAX_PRIORITY = 100
 MAX_TARGET_MS = 10**9
+MAX_KEEP_MS = 3_600_000
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 

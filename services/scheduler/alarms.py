@@ -5,6 +5,7 @@ from __future__ import annotations
 from services.common.errors import QuireError, Reason
 from services.scheduler.epochs import forget_model
 from services.scheduler.lifecycle import fail_request
+from services.scheduler.orphans import expire
 from services.scheduler.sequence import Phase
 from services.scheduler.state import Model, State
 
@@ -19,6 +20,8 @@ def next_alarm(state: State) -> float | None:
         times.append(model.retry_at)
         times.append(model.lost_at + wait if model.lost_at is not None else None)
         times.append(model.unplaced_since + wait if model.unplaced_since is not None else None)
+    orphan = state.orphan_ends.peek()
+    times.append(orphan[0][0] if orphan is not None else None)
     urgent = state.urgent.peek()
     times.append(urgent[0][0] if urgent is not None else None)
     if state.kv_lost_at is not None and state.live_count:
@@ -30,6 +33,8 @@ def ring(state: State, now: float) -> None:
     """Does what is due. Costs next to nothing where nothing is."""
     while (first := state.deadlines.peek()) is not None and first[0][0] <= now:
         fail_request(state, state.deadlines.pop(), QuireError(Reason.DEADLINE, "the deadline passed"))
+    while (orphan := state.orphan_ends.peek()) is not None and orphan[0][0] <= now:
+        expire(state, state.orphan_ends.pop(), now)
     for name, model in list(state.models.items()):
         model.ledger.mark(now)
         _ring_model(state, name, model, now)

@@ -40,13 +40,13 @@ class GatewayStreams:
         incoming: AsyncIterator[scheduler_pb2.ServeRequest],
         write: Callable[[scheduler_pb2.ServeResponse], Awaitable[None]],
     ) -> None:
-        """Serves one stream until the gateway closes it. Its requests end with it."""
+        """Serves one stream until the gateway closes it. Its requests end with it, or wait for somebody to attach."""
         first = await anext(incoming, None)
         if first is None:
             return
         if not first.gateway_id:
             raise invalid("gateway_id", "the first message must carry it")
-        gateway = requests.open_gateway(self._state, first.gateway_id)
+        gateway = requests.open_gateway(self._state, first.gateway_id, time.monotonic())
         wake = self._wakes[gateway] = asyncio.Event()
         reading = asyncio.create_task(self._read(gateway, first, incoming))
         reading.add_done_callback(lambda _: wake.set())
@@ -68,7 +68,7 @@ class GatewayStreams:
         finally:
             reading.cancel()
             del self._wakes[gateway]
-            requests.close_gateway(self._state, gateway)
+            requests.close_gateway(self._state, gateway, time.monotonic())
             self._kick()
             log.info("gateway left", extra={"gateway": gateway.gateway_id})
 

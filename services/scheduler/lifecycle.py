@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2, types_pb2
 from services.common.errors import QuireError
 from services.scheduler.expected import learn
-from services.scheduler.sequence import Phase, Request, Sequence
+from services.scheduler.sequence import Phase, Request, Sequence, step_limit
 from services.scheduler.state import TARGET_GROUP, Executor, State
 from services.scheduler.stays import Leaving, Origin, Stay
 
@@ -69,7 +69,7 @@ def place(
         counters.prefix_query_tokens += len(sequence.token_ids)
         counters.prefix_hit_tokens += granted.cached_tokens
     if not request.started:
-        request.started = True
+        request.started, request.cached_tokens = True, granted.cached_tokens
         counters.prompt_tokens += request.prompt_length
         request.gateway.outbox.started.append(
             scheduler_pb2.RequestStarted(
@@ -229,23 +229,36 @@ def end_choice(
     cumulative_logprob: float | None = None,
 ) -> None:
     """Tells the gateway of a choice's end."""
-    request.gateway.outbox.ended.append(
-        scheduler_pb2.ChoiceEnd(
-            handle=request.handle,
-            choice=choice,
-            reason=reason,
-            error=error,
-            stop_token_id=stop_token_id,
-            cumulative_logprob=cumulative_logprob,
-        )
+    end = scheduler_pb2.ChoiceEnd(
+        handle=request.handle,
+        choice=choice,
+        reason=reason,
+        error=error,
+        stop_token_id=stop_token_id,
+        cumulative_logprob=cumulative_logprob,
     )
+    request.gateway.outbox.ended.append(end)
     request.gateway.has_output = True
+    if request.keep_seconds:
+        request.ends.append(end)
 
 
 def forget_request(state: State, request: Request) -> None:
     """Drops a request whose choices all ended."""
     request.gateway.requests.pop(request.handle, None)
     state.request_ids.pop((request.tenant, request.request_id), None)
+
+
+def set_held(state: State, request: Request, held: bool) -> None:
+    """Pauses or resumes a request whose client reads slowly."""
+    if request.held == held:
+        return
+    request.held = held
+    for sequence in request.sequences:
+        sequence.step_limit = step_limit(request)
+        if sequence.executor is not None:
+            sequence.executor.top_up_due |= not held
+            state.touched[sequence.executor] = None  # a search beside what stands still may have to make way
 
 
 def fail_request(state: State, request: Request, error: QuireError) -> None:

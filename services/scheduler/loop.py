@@ -17,6 +17,7 @@ from services.scheduler.aliases import parse_aliases
 from services.scheduler.executors import ExecutorLink
 from services.scheduler.gateways import GatewayStreams
 from services.scheduler.kv_link import KvLink
+from services.scheduler.orphans import end_all
 from services.scheduler.policy import make_policy
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.state import Executor, Limits, State
@@ -119,6 +120,7 @@ class SchedulerLoop:
         """Refuses new requests and returns when the running ones have ended and their ends were sent."""
         state = self.state
         state.draining = True
+        end_all(state)
         self.kick()
         await self.until(
             lambda: not state.request_ids and not any(gateway.has_output for gateway in state.gateways), None

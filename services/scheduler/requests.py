@@ -6,11 +6,11 @@ from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.common.limits import MAX_CHOICES
 from services.common.speculation import most_drafts
-from services.scheduler import beams
+from services.scheduler import beams, orphans
 from services.scheduler.decisions import Decision
 from services.scheduler.expected import expect, expect_of
 from services.scheduler.intake import check_deadline, check_room, must_start, patience
-from services.scheduler.lifecycle import cancel_request, enqueue, finish, forget_request
+from services.scheduler.lifecycle import cancel_request, enqueue, finish, forget_request, set_held
 from services.scheduler.overtake import HEAD_START_SECONDS
 from services.scheduler.routing import refresh_aliases, resolve
 from services.scheduler.sequence import Phase, Request, Sequence, step_limit
@@ -30,38 +30,37 @@ def serve(state: State, gateway: Gateway, message: scheduler_pb2.ServeRequest, n
             state.refusals[error.reason.name] += 1
             why = f"{error.reason.name}: {error.message}"
             state.decisions.add(Decision(now, "refused", submit.request_id, 0, submit.tenant, submit.model, why))
-            _refuse(gateway, submit.handle, range(max(1, min(submit.choice_count, MAX_CHOICES))), error)
+            orphans.refuse(gateway, submit.handle, range(max(1, min(submit.choice_count, MAX_CHOICES))), error)
     for attach in message.attaches:
-        refusal = QuireError(Reason.UNSUPPORTED, "attaches: not supported")
-        _refuse(gateway, attach.handle, range(max(1, min(len(attach.next_positions), MAX_CHOICES))), refusal)
+        orphans.attach(state, gateway, attach)
     # Of a handle that is unknown below, the end is on its way to the gateway.
     for stop in message.stops:
         _stop_at(state, gateway.requests.get(stop.handle), stop.choice)
     for hold in message.holds:
-        _hold(state, gateway.requests.get(hold.handle), hold.held)
+        if (request := gateway.requests.get(hold.handle)) is not None:
+            set_held(state, request, hold.held)
     for cancel in message.cancels:
         if (request := gateway.requests.get(cancel.handle)) is not None:
             cancel_request(state, request)
 
 
-def open_gateway(state: State, gateway_id: str) -> Gateway:
-    """Opens a gateway's stream. It takes the place of an older one of the same gateway, whose requests end."""
+def open_gateway(state: State, gateway_id: str, now: float) -> Gateway:
+    """Opens a gateway's stream. It takes the place of an older one of the same gateway, which is closed."""
     for older in [g for g in state.gateways if g.gateway_id == gateway_id]:
-        close_gateway(state, older)
+        close_gateway(state, older, now)
     gateway = Gateway(gateway_id)
     state.gateways.append(gateway)
     say_models(state, gateway)
     return gateway
 
 
-def close_gateway(state: State, gateway: Gateway) -> None:
-    """Cancels all requests of a stream that is gone. Idempotent."""
+def close_gateway(state: State, gateway: Gateway, now: float) -> None:
+    """Cancels the requests of a stream that is gone, or leaves them for others to attach to. Idempotent."""
     if not gateway.open:
         return
     gateway.open = False
     state.gateways.remove(gateway)
-    for request in list(gateway.requests.values()):
-        cancel_request(state, request)
+    orphans.leave_behind(state, gateway, now)
 
 
 def models_changed(state: State) -> None:
@@ -77,13 +76,6 @@ def say_models(state: State, gateway: Gateway) -> None:
     gateway.outbox.models.extend(state.models[name].description for name in sorted(state.models))
     gateway.outbox.models.extend(description for _, description in state.offered_aliases.values())
     gateway.outbox.models_changed = gateway.has_output = True
-
-
-def _refuse(gateway: Gateway, handle: int, choices: range, error: QuireError) -> None:
-    detail = error.to_detail()
-    for choice in choices:
-        gateway.outbox.ended.append(scheduler_pb2.ChoiceEnd(handle=handle, choice=choice, reason=ERROR, error=detail))
-    gateway.has_output = True
 
 
 def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: float) -> None:
@@ -129,10 +121,12 @@ def _submit(state: State, gateway: Gateway, submit: scheduler_pb2.Submit, now: f
         must_start_at=must_start_at,
         target_gap=submit.target_token_gap_ms / 1000 if submit.target_token_gap_ms else None,
         account=model.ledger.open(submit.tenant, submit.tenant_weight or 1.0, now),
+        keep_seconds=orphans.keep_seconds(submit),
         beams=search,
     )
     if not resumes:
         check_deadline(state, model, request, now)
+    orphans.drop_ended(state, submit.tenant, submit.request_id)
     _add_sequences(state, request, submit, model)
     gateway.requests[request.handle] = request
     state.request_ids[request.tenant, request.request_id] = request
@@ -195,14 +189,3 @@ def _stop_at(state: State, request: Request | None, choice: int) -> None:
     for sequence in request.sequences:
         if sequence.choice == choice:
             finish(state, sequence, STOP)
-
-
-def _hold(state: State, request: Request | None, held: bool) -> None:
-    if request is None or request.held == held:
-        return
-    request.held = held
-    for sequence in request.sequences:
-        sequence.step_limit = step_limit(request)
-        if sequence.executor is not None:
-            sequence.executor.top_up_due |= not held
-            state.touched[sequence.executor] = None  # a search beside what stands still may have to make way

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from quire.v1 import types_pb2
+from quire.v1 import scheduler_pb2, types_pb2
 from services.scheduler.speculation.acceptance import Habit
 from services.scheduler.stays import Origin, Stay
 
@@ -69,6 +69,10 @@ class Request:
     siblings_wait: bool = False  # the others queue once the lead's prompt is computed: they find its blocks
     held: bool = False
     alias: str = ""  # the name asked for, where that left the model open
+    keep_seconds: float = 0.0  # for which it goes on without a gateway
+    kept_until: float | None = None  # seconds: while it has none
+    cached_tokens: int = 0  # of the prompt, when it began
+    ends: list[scheduler_pb2.ChoiceEnd] = field(default_factory=list)  # told so far, of one that may be taken over
     beams: Beams | None = None  # the search whose paths its sequences are, best first; they are not its choices
 
     @property

@@ -250,6 +250,8 @@ class State:
         self.predictor: LengthPredictor = predictor if predictor is not None else QuantilePredictor()
         self.gateways: list[Gateway] = []
         self.request_ids: dict[tuple[str, str], Request] = {}  # by tenant and request id
+        self.orphans: dict[tuple[str, str], Request] = {}  # without a gateway, by tenant and request id; some ended
+        self.orphan_ends: LazyHeap[tuple[float, int], Request] = LazyHeap(lambda request: request.kept_until is None)
         self.touched: dict[Executor, None] = {}  # those that something happened to since the last turn, in order
         self.may_admit = True  # something happened that may let a waiting sequence in
         self.running: dict[int, Sequence] = {}  # by stay: those with blocks, on whatever executor

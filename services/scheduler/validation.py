@@ -8,7 +8,15 @@ from quire.v1 import scheduler_pb2, types_pb2
 from services.common.beams import check_beams
 from services.common.constraints.limits import check_constraint
 from services.common.errors import QuireError, Reason, invalid
-from services.common.limits import MAX_CHOICES, MAX_PRIORITY, MAX_TARGET_MS, check_ids, check_integer, check_pooling
+from services.common.limits import (
+    MAX_CHOICES,
+    MAX_KEEP_MS,
+    MAX_PRIORITY,
+    MAX_TARGET_MS,
+    check_ids,
+    check_integer,
+    check_pooling,
+)
 from services.common.speculation import most_drafts
 
 
@@ -25,6 +33,7 @@ def check_submit(submit: scheduler_pb2.Submit, model: types_pb2.ModelDescription
         raise invalid("tenant_weight", f"must be at least 0 and finite, not {submit.tenant_weight:g}")
     check_integer("target_first_token_ms", submit.target_first_token_ms, 0, MAX_TARGET_MS)
     check_integer("target_token_gap_ms", submit.target_token_gap_ms, 0, MAX_TARGET_MS)
+    check_integer("keep_ms", submit.keep_ms, 0, MAX_KEEP_MS)
     if not submit.sampling.HasField("seed"):
         raise invalid("sampling.seed", "must be set")
     if not submit.prompt_token_ids:

@@ -59,7 +59,7 @@ class Harness:
         self.to_kv: deque[kvmanager_pb2.ReserveRequest] = deque()
         self.from_kv: deque[kvmanager_pb2.ReserveResponse] = deque()
         self.clients: dict[int, Client] = {}
-        self.gateway: Gateway = requests.open_gateway(self.state, "g")
+        self.gateway: Gateway = requests.open_gateway(self.state, "g", self.now)
         epochs.kvmanager_opened(self.state)
         for index in range(len(self.sims)):
             self.open(index)

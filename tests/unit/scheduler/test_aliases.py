@@ -134,7 +134,7 @@ def asked(world: Harness, handle: int, **fields: object) -> str:
 
 def test_gateways_learn_aliases_with_the_models() -> None:
     world = harness()
-    late = requests.open_gateway(world.state, "late")
+    late = requests.open_gateway(world.state, "late", world.now)
     assert [model.name for model in late.take_output().models] == ["large", "small", "auto"]
 
 

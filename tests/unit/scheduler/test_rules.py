@@ -229,7 +229,7 @@ def test_idle_scheduler_sets_no_timer() -> None:
 def test_newer_stream_of_a_gateway_replaces_the_older() -> None:
     harness, _ = made()
     harness.send(submit(1, [1], 5))
-    newer = requests.open_gateway(harness.state, "g")
+    newer = requests.open_gateway(harness.state, "g", harness.now)
     assert not harness.gateway.open
     assert harness.state.gateways == [newer]
     assert harness.state.request_ids == {}
