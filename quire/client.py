@@ -70,6 +70,7 @@ class Piece:
     choice: int
     token_ids: tuple[int, ...]
     finish_reason: str | None = None  # "stop" or "length", in the choice's last piece
+    event_id: str = ""  # where the stream stands behind this piece, where the gateway keeps streams
     message: gateway_pb2.GenerateStreamResponse = field(repr=False, default_factory=gateway_pb2.GenerateStreamResponse)
 
 
@@ -138,10 +139,16 @@ class Client:
         )
 
     def stream(
-        self, prompt: Prompt, *, model: str = "", timeout: float | None = None, **options: Any
+        self, prompt: Prompt, *, model: str = "", timeout: float | None = None, last_event_id: str = "", **options: Any
     ) -> Generator[Piece, None, None]:
-        """Generates and yields text as it comes. Closing the iterator ends the request."""
-        request = gateway_pb2.GenerateStreamRequest(input=generation_input(prompt, model=model, **options))
+        """Generates and yields text as it comes. Closing the iterator ends the request.
+
+        Where the gateway keeps streams, each piece has an `event_id`, and the same call with it as `last_event_id`
+        yields what follows, whatever became of the connection.
+        """
+        request = gateway_pb2.GenerateStreamRequest(
+            input=generation_input(prompt, model=model, **options), last_event_id=last_event_id
+        )
         call = self._inference.GenerateStream(request, timeout=timeout, metadata=self._metadata)
         try:
             for message in call:
@@ -150,12 +157,17 @@ class Client:
                     choice=message.choice,
                     token_ids=tuple(message.token_ids),
                     finish_reason=_finish_name(message.finish_reason),
+                    event_id=message.event_id,
                     message=message,
                 )
         except grpc.RpcError as error:
             raise _client_error(error) from error
         finally:
             call.cancel()
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a running request at once, where it would go on without its client for a while."""
+        self._call(self._inference.Cancel, gateway_pb2.CancelRequest(request_id=request_id))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], *, model: str = "", **options: Any) -> Answer:
         """Answers a chat once; `stream(messages)` streams one."""

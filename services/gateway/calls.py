@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -16,6 +16,7 @@ from services.gateway.engine import Engine
 from services.gateway.events import Started
 from services.gateway.generation import Generation
 from services.gateway.guard import caller
+from services.gateway.positions import Seen
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -34,6 +35,7 @@ class Calls:
         *,
         timeout: float | None = None,
         within: asyncio.Task[Any] | None = None,
+        seen: Sequence[Seen] | None = None,
     ) -> Generation:
         """To be called in the task that handles the call. `timeout`: seconds, beside the call's own deadline.
 
@@ -41,7 +43,7 @@ class Calls:
         """
 
         def start(deadline: float | None, end: Callable[[], None]) -> Generation:
-            return self._engine.generate(request, caller=caller(), deadline=deadline, on_cut=end)
+            return self._engine.generate(request, caller=caller(), deadline=deadline, on_cut=end, seen=seen)
 
         return self._bind(start, context, timeout, within)
 

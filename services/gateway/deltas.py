@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from quire.v1 import types_pb2
 from services.gateway.events import Delta, ScoredToken
 from services.gateway.output.parts import CallBegin, CallFault, Part, Text, merged, visible
 from services.gateway.output.thinking import ThinkingParser
+from services.gateway.positions import Seen, check_ahead
 from services.gateway.requests import OpenChoice, Score
 from services.gateway.stops import StopMatcher
 
@@ -143,6 +145,11 @@ class DeltaMaker:
     def __init__(self, vocabulary: Vocabulary, choice: OpenChoice, reader: OutputReader, with_scores: bool) -> None:
         self._vocabulary, self._choice, self._reader, self._with_scores = vocabulary, choice, reader, with_scores
         self.finished = False
+        self.taken = 0  # tokens
+
+    @property
+    def unread(self) -> int:
+        return len(self._choice.output) - self.taken
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -152,19 +159,35 @@ class DeltaMaker:
     def take(self) -> Delta | None:
         """All that is new, or None. Cuts the choice where a stop string is found; the choice then has ended here."""
         choice = self._choice
-        if self.finished or (not choice.unread and choice.end is None):
+        if self.finished or (not self.unread and choice.end is None):
             return None
-        start = choice.taken
-        ids, scores = choice.take()
-        reader = self._reader
+        return self._delta(*choice.since(self.taken), ends=choice.end is not None)
+
+    def skip(self, seen: Seen) -> Delta | None:
+        """What the client has already, as one delta; None while that much is not there yet.
+
+        The text behind is the same however it was cut into deltas before.
+        """
+        choice = self._choice
+        if choice.end is not None:
+            check_ahead(seen, len(choice.output), choice.index)
+        if self.unread < seen.tokens or (seen.ended and choice.end is None):
+            return None
+        return replace(self._delta(*choice.since(0, seen.tokens), ends=seen.ended), seen=True)
+
+    def _delta(self, ids: list[int], scores: list[Score], *, ends: bool) -> Delta:
+        """The next tokens; `ends` where no more come."""
+        choice, reader, start = self._choice, self._reader, self.taken
+        self.taken += len(ids)
         parts, used = reader.push(ids)
-        if reader.matched is None and choice.end is not None:
+        if reader.matched is None and ends:
             parts += reader.flush()
         if reader.matched is not None:
             choice.cut(start + used)
-            ids, scores = ids[:used], scores[:used]
-        self.finished = choice.end is not None
-        if self.finished:
+            ids, scores, ends = ids[:used], scores[:used], True
+            self.taken = start + used
+        self.finished = ends
+        if ends:
             parts += reader.finish()
         return Delta(
             choice=choice.index,
@@ -173,10 +196,11 @@ class DeltaMaker:
             called=reader.calls > 0,
             token_ids=tuple(ids),
             logprobs=tuple(map(self._scored, ids, scores)) if self._with_scores else None,
-            finish_reason=choice.end,
+            finish_reason=choice.end if ends else None,
             matched_stop=reader.matched,
-            matched_token_id=choice.stop_token_id,
-            cumulative_logprob=choice.cumulative_logprob,
+            matched_token_id=choice.stop_token_id if ends else None,
+            cumulative_logprob=choice.cumulative_logprob if ends else None,
+            length=self.taken,
         )
 
     def _scored(self, token: int, score: Score) -> ScoredToken:

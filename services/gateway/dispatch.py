@@ -1,6 +1,7 @@
-"""What a gateway tells its scheduler of open requests, and what the answers change. Pure but for the requests.
+"""What a gateway tells one scheduler of the requests that it has there, and what the answers change.
 
-A token is (request, choice, output position): what a lost stream did not deliver comes again behind what is there.
+Pure but for the requests. A token is (request, choice, output position): what a lost stream did not deliver comes again
+behind what is there.
 """
 
 from __future__ import annotations
@@ -8,107 +9,152 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.gateway.outbox import Outbox
-from services.gateway.requests import OpenRequest, RequestTable, Score
+from services.gateway.requests import OpenRequest, Score
 
 log = logging.getLogger("quire.gateway.link")
 
 
+class Home(Protocol):
+    """Who decides which scheduler has which request."""
+
+    def returned(self, request: OpenRequest, dispatch: Dispatch, now: float) -> None:
+        """The scheduler does not have the request any more, and nothing speaks against the next one."""
+
+    def refused(self, request: OpenRequest, dispatch: Dispatch, error: QuireError, now: float) -> bool:
+        """The scheduler ended a request with an error. Whether it goes on elsewhere."""
+
+    def began(self, request: OpenRequest, dispatch: Dispatch, now: float) -> None:
+        """The scheduler has placed a request."""
+
+    def answered(self, request: OpenRequest, dispatch: Dispatch, now: float) -> None:
+        """A request's first tokens came."""
+
+    def changed(self, dispatch: Dispatch, now: float) -> None:
+        """The scheduler's models are others now."""
+
+
 class Dispatch:
-    """Owns what is still to be said. Requests that no scheduler has are parked until one with their model answers.
+    """Owns what is still to be said to one scheduler. Times are seconds of one monotonic clock."""
 
-    Times are seconds of one monotonic clock.
-    """
-
-    def __init__(self, table: RequestTable, resume_seconds: float, hold_tokens: int) -> None:
-        """A request with more than `hold_tokens` unread tokens is held until its reader took them."""
-        self._table = table
-        self._resume_seconds, self._hold_tokens = resume_seconds, hold_tokens
-        self._parked: dict[int, OpenRequest] = {}
-        self._scheduler_drains = False
+    def __init__(self, name: str, home: Home, hold_tokens: int) -> None:
+        """A request with more than `hold_tokens` unread tokens is held until its readers took them."""
+        self.name, self._home, self._hold_tokens = name, home, hold_tokens
+        self._mine: dict[int, OpenRequest] = {}
+        self.load = 0  # choices of the requests that the scheduler has from here
+        self._attaching: set[int] = set()  # handles of requests that the scheduler may not have any more
         self.models: dict[str, types_pb2.ModelDescription] = {}
         self.outbox = Outbox()
-        self.connected = False
+        self.connected = self.drains = False
 
-    def submit(self, request: OpenRequest, now: float) -> None:
-        """Sends a request as soon as a scheduler with its model is there."""
-        self._park(request, now)
-        self._unpark()
+    @property
+    def takes(self) -> bool:
+        """Whether the scheduler is there and not about to end."""
+        return self.connected and not self.drains
+
+    def submit(self, request: OpenRequest) -> None:
+        """Gives the scheduler a request, or attaches to it where it may run there already."""
+        self._mine[request.handle] = request
+        self.load += len(request.choices)
+        if request.may_run_at == self.name and request.can_be_attached_to:
+            self._attaching.add(request.handle)
+            self.outbox.attach(request)
+        else:
+            self.outbox.submit(request)
+        request.may_run_at = self.name
+        if request.held:
+            self.outbox.hold(request.handle, True)
 
     def cancel(self, request: OpenRequest) -> None:
-        """Ends a request at the scheduler."""
-        if self._parked.pop(request.handle, None) is None and self.connected:
+        """Ends a request at the scheduler. Idempotent."""
+        if self._drop(request) and self.connected:
             self.outbox.cancel(request.handle)
 
     def forget(self, request: OpenRequest) -> None:
         """A request is complete: nothing is to be submitted again."""
-        self._parked.pop(request.handle, None)
+        self._drop(request)
 
     def stop_at(self, request: OpenRequest, choice: int, length: int) -> None:
         """Ends a choice behind `length` output tokens."""
-        if request.handle not in self._parked and self.connected:
+        if request.handle in self._mine and self.connected:
             self.outbox.stop_at(request.handle, choice, length)
 
     def hold(self, request: OpenRequest, held: bool) -> None:
-        """Pauses or resumes a request. The state is kept and told again after a loss."""
-        request.held = held
-        if request.handle not in self._parked and self.connected:
+        """Pauses or resumes a request. The state is told again after a loss."""
+        if request.handle in self._mine and self.connected:
             self.outbox.hold(request.handle, held)
-
-    def expire(self, now: float) -> None:
-        """Fails parked requests that waited too long. Called regularly while requests are open.
-
-        The end of a scheduler that drains is near: until then nobody is late.
-        """
-        if self._scheduler_drains:
-            return
-        for request in list(self._parked.values()):
-            if request.parked_at is not None and now - request.parked_at >= self._resume_seconds:
-                del self._parked[request.handle]
-                what = f"no scheduler with model {request.model.name} came back in {self._resume_seconds:g} s"
-                request.fail(QuireError(Reason.SCHEDULER_LOST, what))
 
     def connect(self) -> None:
         """A stream is up, and its first message was applied."""
         self.connected = True
-        self._unpark()
 
     def lose(self, now: float) -> None:
         """The stream is gone, and with it whatever was to be said on it."""
-        self.connected = False
+        self.connected = self.drains = False
         self.outbox = Outbox()
-        for request in self._table:
+        self._attaching.clear()
+        mine, self._mine, self.load = self._mine, {}, 0
+        for request in mine.values():
             request.settle()
-            if not request.complete and (self._scheduler_drains or request.handle not in self._parked):
-                self._park(request, now)  # what a draining scheduler refused waits from now on
-        self._scheduler_drains = False
+            if not request.complete:
+                self._home.returned(request, self, now)
 
     def apply(self, message: scheduler_pb2.ServeResponse, now: float) -> None:
         """Takes a message of the scheduler. Raises PROTOCOL where the stream cannot be trusted any more."""
         if message.models_changed:
             self.models = {model.name: model for model in message.models}
-            self._unpark()
+            self._home.changed(self, now)
         for started in message.started:
-            if (request := self._table.get(started.handle)) is not None:
+            if (request := self._mine.get(started.handle)) is not None:
+                self._attaching.discard(started.handle)
+                self._home.began(request, self, now)
                 request.start(started, self.models.get(started.model))
         scores = self._apply_logprobs(message.logprobs) if message.logprobs else {}
         self._apply_tokens(message, scores, now)
         for embedding in message.embeddings:
-            if (request := self._table.get(embedding.handle)) is not None:
+            if (request := self._mine.get(embedding.handle)) is not None:
                 request.accept_embedding(embedding.values)
         for ended in message.ended:
-            if (request := self._table.get(ended.handle)) is None:
-                continue
-            if ended.error.reason == Reason.DRAINING.name:  # it takes nothing new: the next scheduler does
-                self._scheduler_drains = True
-                self._park(request, now)
-            else:
-                request.accept_end(ended)
-                if request.error is not None:
-                    self.cancel(request)  # what its other choices still hold
+            if (request := self._mine.get(ended.handle)) is not None:
+                self._apply_end(request, ended, now)
+
+    def _apply_end(self, request: OpenRequest, ended: scheduler_pb2.ChoiceEnd, now: float) -> None:
+        reason = ended.error.reason
+        if reason == Reason.DRAINING.name:  # it takes nothing new: another one does, or the next
+            self.drains = True
+            self._give_back(request, now)
+        elif reason == Reason.NOT_FOUND.name and request.handle in self._attaching:
+            self._give_back(request, now)  # to go on from what is here
+        elif reason and not self._failed(request, ended, now):
+            request.accept_end(ended)
+            if request.error is not None:
+                self.cancel(request)  # what its other choices still hold
+        elif not reason:
+            request.accept_end(ended)
+
+    def _give_back(self, request: OpenRequest, now: float) -> None:
+        self._drop(request)
+        request.may_run_at = ""
+        self._home.returned(request, self, now)
+
+    def _failed(self, request: OpenRequest, ended: scheduler_pb2.ChoiceEnd, now: float) -> bool:
+        """Whether an error is nothing to the request, because it goes on elsewhere."""
+        if not self._home.refused(request, self, QuireError.from_detail(ended.error), now):
+            return False
+        self._drop(request)
+        return True
+
+    def _drop(self, request: OpenRequest) -> bool:
+        """The scheduler has a request no more. Whether it had."""
+        self._attaching.discard(request.handle)
+        if self._mine.pop(request.handle, None) is None:
+            return False
+        self.load -= len(request.choices)
+        return True
 
     def _apply_tokens(
         self, message: scheduler_pb2.ServeResponse, scores: dict[tuple[int, int], list[Score]], now: float
@@ -118,13 +164,16 @@ class Dispatch:
         if len({len(column) for column in columns}) != 1 or sum(message.token_counts) != len(ids):
             raise QuireError(Reason.PROTOCOL, "the scheduler sent columns of unequal length")
         for handle, choice, position, count in zip(*columns, strict=True):
-            request = self._table.get(handle)
+            request = self._mine.get(handle)
             if request is not None:
                 new_scores = scores.get((handle, choice), [])
                 with self._failing(request):
                     new_ids = ids[offset : offset + count]
+                    if not request.answered:
+                        self._home.answered(request, self, now)
                     request.accept_tokens(choice, position, new_ids, new_scores[:count], now)
                     if request.unread > self._hold_tokens and not request.held:
+                        request.held = True
                         self.hold(request, True)
                 del new_scores[:count]
             offset += count
@@ -133,7 +182,7 @@ class Dispatch:
         """Hands prompt scores on and returns the output's, by (handle, choice)."""
         output: dict[tuple[int, int], list[Score]] = {}
         for entry in entries:
-            request = self._table.get(entry.handle)
+            request = self._mine.get(entry.handle)
             if request is None:
                 continue
             with self._failing(request):
@@ -141,27 +190,6 @@ class Dispatch:
                     request.accept_prompt_scores(entry.prompt_start, unpack(entry.prompt))
                 output.setdefault((entry.handle, entry.choice), []).extend(unpack(entry.output))
         return output
-
-    def _park(self, request: OpenRequest, now: float) -> None:
-        request.parked_at = now
-        self._parked[request.handle] = request
-
-    def _unpark(self) -> None:
-        """Submits parked requests whose model is there."""
-        if not self.connected or self._scheduler_drains:
-            return
-        for request in list(self._parked.values()):
-            present = self.models.get(request.model.name)
-            if present is None:
-                continue
-            del self._parked[request.handle]
-            request.parked_at = None
-            if _identity(present) != _identity(request.model):
-                request.fail(QuireError(Reason.SCHEDULER_LOST, f"model {present.name} changed while it was away"))
-                continue
-            self.outbox.submit(request)
-            if request.held:
-                self.outbox.hold(request.handle, True)
 
     @contextlib.contextmanager
     def _failing(self, request: OpenRequest) -> Iterator[None]:
@@ -172,11 +200,6 @@ class Dispatch:
             log.error("request failed", extra={"request_id": request.request_id, "error": error.message})
             request.fail(error)
             self.cancel(request)
-
-
-def _identity(model: types_pb2.ModelDescription) -> tuple[str, str]:
-    """What must not change under a request. An alias has no weights of its own: none were chosen yet."""
-    return model.fingerprint, model.tokenizer_fingerprint
 
 
 def unpack(packed: types_pb2.TokenLogprobs) -> list[Score]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -26,23 +25,31 @@ from quire.v1 import (
 from services.common import rpc
 from services.common.errors import QuireError, Reason, from_rpc_error, invalid
 from services.common.limits import check_ids
-from services.gateway import chat_plan, embedding, opening, validation
+from services.gateway import chat_plan, embedding, validation
 from services.gateway.caller import Caller
 from services.gateway.encoding import Encoder, Prompt
-from services.gateway.generation import Generation, Opened
-from services.gateway.metrics import GatewayMetrics, RequestMeter
+from services.gateway.entrance import Asked, Entrance
+from services.gateway.generation import Generation
+from services.gateway.journal.shared import SharedJournal
+from services.gateway.metrics import GatewayMetrics, ResilienceMetrics
 from services.gateway.models import LoadedTokenizer, ModelCatalogue
 from services.gateway.output.template_facts import Style, TemplateFacts
+from services.gateway.placing.placing import PlacingRules
+from services.gateway.positions import Seen
 from services.gateway.quota.quota import Quota
 from services.gateway.quota.usage import KEPT_DAYS, Row, today
+from services.gateway.reading import Reading
 from services.gateway.requests import RequestTable
-from services.gateway.rules import RuleChecker
-from services.gateway.scheduler_link import SchedulerLink
+from services.gateway.scheduler_link import SchedulerLinks
 from services.gateway.settings import GatewaySettings
+from services.gateway.stream import Stream
 from services.gateway.watch import Watch
 
 STATUS_SECONDS = 3.0
 """Longer than the scheduler waits for the kvmanager, shorter than callers wait for us."""
+DRAIN_LOOK_SECONDS = 0.5
+CHANGE_SECONDS = 900.0
+"""How long a change of models or executors may take: weights may come from far away."""
 
 
 class Engine:
@@ -51,26 +58,41 @@ class Engine:
     Failures are raised as `QuireError`. Everything runs on one event loop; tokenization runs in threads.
     """
 
-    def __init__(self, settings: GatewaySettings, registry: CollectorRegistry, quota: Quota) -> None:
-        self.settings, self._registry, self._quota = settings, registry, quota
-        self._channel = rpc.channel(settings.scheduler, settings)
-        self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(self._channel)
+    def __init__(
+        self, settings: GatewaySettings, registry: CollectorRegistry, quota: Quota, journal: SharedJournal | None = None
+    ) -> None:
+        """`journal` is where other gateways find this one's streams, if anywhere."""
+        self.settings, self._registry, self._quota, self._journal = settings, registry, quota, journal
+        self._channels = {target: rpc.channel(target, settings) for target in settings.schedulers}
+        self._stubs = {
+            target: scheduler_pb2_grpc.SchedulerServiceStub(channel) for target, channel in self._channels.items()
+        }
         self._encoder = Encoder(settings.encode_threads)
-        self._catalogue = ModelCatalogue(self._scheduler, self._encoder)
-        self._rules = RuleChecker()
+        self._catalogue = ModelCatalogue(self._stub_with, self._encoder)
         self._table = RequestTable()
-        self._link = SchedulerLink(
-            self._scheduler,
+        self._links = SchedulerLinks(
+            self._stubs,
             f"gateway-{uuid.uuid4().hex[:12]}",
-            self._table,
-            settings.resume_seconds,
-            settings.hold_tokens,
+            _placing_rules(settings),
             self._take_models,
             self._tell_state,
         )
-        self._watch = Watch(self._link, settings.slow_reader_seconds)
         self._metrics = GatewayMetrics(registry, lambda: len(self._table))
-        self._draws = random.SystemRandom()
+        registry.register(ResilienceMetrics(self._links.placing))
+        if journal is not None:
+            journal.on_gone = lambda why: self._links.placing.counts.update((why,))
+        self._entrance = Entrance(
+            settings,
+            self._catalogue,
+            self._encoder,
+            self._table,
+            self._links,
+            quota,
+            self._metrics,
+            journal,
+            self._facts_of,
+        )
+        self._watch = Watch(self._links, self._entrance.streams, settings.slow_reader_seconds)
         self._started_at = time.monotonic()
         self._draining = False
         self._on_ready: Callable[[bool], None] | None = None
@@ -79,12 +101,14 @@ class Engine:
         """Connects in the background; `on_ready` hears of readiness whenever it may have changed."""
         self._on_ready = on_ready
         self._quota.start()
-        self._link.start()
+        if self._journal is not None:
+            self._journal.start()
+        self._links.start()
 
     @property
     def ready(self) -> bool:
-        """Whether the scheduler's stream is up, a model is there and no drain has begun."""
-        return self._link.connected and bool(self._catalogue.models) and not self._draining
+        """Whether a scheduler's stream is up, a model is there and no drain has begun."""
+        return self._links.connected and bool(self._catalogue.models) and not self._draining
 
     def metrics(self) -> bytes:
         """All that the gateway measures, as text for Prometheus."""
@@ -115,15 +139,19 @@ class Engine:
         caller: Caller,
         deadline: float | None,
         on_cut: Callable[[], None] | None = None,
+        seen: Sequence[Seen] | None = None,
     ) -> Generation:
         """An async iterator of events: Started, PromptScores where asked for, Deltas, Finished.
 
         Validation, tokenization and submission happen in the first step, so whatever is wrong with a request is
-        raised by the first `anext`. `deadline` is in seconds from now. `cancel()` or `aclose()` ends the request,
-        and so does cancelling a pending `anext`. `on_cut` is called when a reader that left its tokens unread for
-        `slow_reader_seconds` was cut off and did not come back for its SLOW_READER error either.
+        raised by the first `anext`. `deadline` is in seconds from now. `cancel()` or `aclose()` ends the reading,
+        and so does cancelling a pending `anext`; the request ends with its last reader, or `resume_window` later.
+        A request with the id of one that runs, or that is kept, reads that one from its first event on, or behind what
+        its client has `seen` of each choice: deltas marked as seen lead up to there. `on_cut` is called when a reader
+        that left its tokens unread for `slow_reader_seconds` was cut off and did not come back for its SLOW_READER
+        error either.
         """
-        return self._begin(request, caller, deadline, on_cut)
+        return self._begin(request, caller, deadline, on_cut, seen=seen)
 
     def embed(
         self,
@@ -135,7 +163,8 @@ class Engine:
         on_cut: Callable[[], None] | None = None,
     ) -> Generation:
         """As `generate`, with the events Started, Embedded, a Delta without output, Finished."""
-        return self._begin(embedding.to_input(request), caller, deadline, on_cut, embedding.pooling(request))
+        pooling = embedding.pooling(request)
+        return self._begin(embedding.to_input(request), caller, deadline, on_cut, pooling=pooling)
 
     def _begin(
         self,
@@ -143,30 +172,36 @@ class Engine:
         caller: Caller,
         deadline: float | None,
         on_cut: Callable[[], None] | None,
+        *,
         pooling: types_pb2.Pooling.ValueType = types_pb2.POOLING_UNSPECIFIED,
+        seen: Sequence[Seen] | None = None,
     ) -> Generation:
         loop = asyncio.get_running_loop()
         arrived_at = loop.time()
         deadline_at = None if deadline is None else arrived_at + deadline
 
-        async def begin() -> Opened:
+        asked = Asked(request, caller, arrived_at, deadline_at, seen, pooling)
+
+        async def begin() -> tuple[Stream, Reading]:
             try:
                 async with asyncio.timeout_at(deadline_at):
-                    opened = await self._open(request, caller, arrived_at, deadline_at, pooling)
+                    opened = await self._entrance.open(asked, draining=self._draining)
             except TimeoutError as error:
                 raise QuireError(Reason.DEADLINE, "the deadline passed before the request began") from error
             self._watch.add(generation)
             return opened
 
-        generation = Generation(begin, self._link, self._table, self._quota, on_cut)
+        generation = Generation(begin, on_cut)
         return generation
 
     def abort(self, request_ids: Collection[str], caller: Caller) -> None:
         """Ends requests of the caller's tenant; their readers meet CANCELLED. Ids that are not running do nothing."""
-        for request in self._table.named(caller.tenant, request_ids):
-            if not request.complete:
-                self._link.cancel(request)
-            request.fail(QuireError(Reason.CANCELLED, "the request was aborted"))
+        for stream in self._entrance.streams.named(caller.tenant, request_ids):
+            stream.cancel()
+
+    async def cancel(self, request_id: str, *, caller: Caller) -> None:
+        """Ends a request of the caller's tenant at once, whoever reads it. NOT_FOUND where none with that id runs."""
+        await self._entrance.cancel(caller, request_id)
 
     async def tokenizer_bundle(self, model: types_pb2.ModelDescription, caller: Caller) -> AsyncIterator[bytes]:
         """The zip that the model's tokenizer is made of, in pieces; its hex SHA-256 is `tokenizer_fingerprint`."""
@@ -179,7 +214,7 @@ class Engine:
         """Blocks that come and go behind the scheduler, from that sequence number on; 0 for what happens next."""
         try:
             wanted = scheduler_pb2.FollowKvEventsRequest(start_sequence_number=start)
-            async for message in self._scheduler.FollowKvEvents(wanted):
+            async for message in self._first.FollowKvEvents(wanted):
                 yield message.events
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, Reason.SCHEDULER_LOST) from error
@@ -223,7 +258,7 @@ class Engine:
         )
         try:
             request = scheduler_status_pb2.GetSchedulerStatusRequest()
-            status.scheduler.CopyFrom(await self._scheduler.GetSchedulerStatus(request, timeout=STATUS_SECONDS))
+            status.scheduler.CopyFrom(await self._first.GetSchedulerStatus(request, timeout=STATUS_SECONDS))
         except grpc.aio.AioRpcError as error:
             if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 raise from_rpc_error(error, Reason.SCHEDULER_LOST) from error
@@ -239,7 +274,7 @@ class Engine:
             raise invalid("name", "is required")
         try:
             request = scheduler_pb2.ManageModelRequest(action=action, name=name, source=source)
-            return list((await self._scheduler.ManageModel(request)).models)
+            return list((await self._first.ManageModel(request, timeout=CHANGE_SECONDS)).models)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, Reason.SCHEDULER_LOST) from error
 
@@ -253,7 +288,7 @@ class Engine:
             raise invalid("target", "is required")
         try:
             request = scheduler_pb2.ManageExecutorRequest(action=action, target=target)
-            return list((await self._scheduler.ManageExecutor(request)).executors)
+            return list((await self._first.ManageExecutor(request, timeout=CHANGE_SECONDS)).executors)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, Reason.SCHEDULER_LOST) from error
 
@@ -269,20 +304,26 @@ class Engine:
         """Refuses new requests with DRAINING and returns when the running ones have ended."""
         self._draining = True
         self._tell_state()
-        await self._table.empty()
+        while len(self._table):
+            self._entrance.hand_over()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._table.empty(), DRAIN_LOOK_SECONDS)
 
     async def stop(self) -> None:
         """Ends what still runs and closes the channel."""
         self._draining = True
         self._watch.stop()
-        await self._link.stop()
+        await self._links.stop()
         for request in self._table:
             request.fail(QuireError(Reason.DRAINING, "the gateway stopped"))
         await self._catalogue.stop()
         self._encoder.stop()
-        self._rules.stop()
+        self._entrance.stop()
+        if self._journal is not None:
+            await self._journal.stop()
         await self._quota.stop()
-        await self._channel.close()
+        for channel in self._channels.values():
+            await channel.close()
 
     @contextlib.asynccontextmanager
     async def _counted(self, caller: Caller) -> AsyncIterator[None]:
@@ -293,48 +334,15 @@ class Engine:
         finally:
             self._quota.settle(grant, 0)
 
-    async def _open(
-        self,
-        request: gateway_pb2.GenerationInput,
-        caller: Caller,
-        arrived_at: float,
-        deadline_at: float | None,
-        pooling: types_pb2.Pooling.ValueType,
-    ) -> Opened:
-        if self._draining:
-            raise QuireError(Reason.DRAINING, "the gateway is shutting down")
-        self._quota.check_pace(caller)
-        model = self._catalogue.find(request.model, caller.caps)
-        validation.validate(request, model, self.settings.max_prompt_bytes)
-        caller.check_priority(request.priority)
-        request_id = request.request_id or f"gen-{uuid.uuid4().hex}"
-        handle = self._table.claim(caller.tenant, request_id)
-        grant = None
-        try:
-            loaded = await self._catalogue.tokenizer(model)
-            facts = self._facts_of(loaded)
-            chat_plan.check_template(request.chat, facts)
-            prompt_ids = await opening.encode_prompt(request, model, loaded.tokenizer, self._encoder)
-            reading = chat_plan.reading_of(request.chat, facts, loaded.tokenizer, prompt_ids)
-            constraint = await self._rules.constraint_of(request, reading, loaded.special_texts)
-            submit = opening.make_submit(request, caller, model, prompt_ids, constraint)
-            submit.handle, submit.request_id, submit.pooling = handle, request_id, pooling
-            if not submit.sampling.HasField("seed"):
-                submit.sampling.seed = self._draws.getrandbits(63)
-            expected = 0 if pooling else opening.expected_output(request, submit)
-            grant = await self._quota.enter(caller, len(prompt_ids), expected)
-            meter = RequestMeter(self._metrics, model.name, arrived_at)
-            opened = opening.open_request(
-                submit, model, loaded, request.keep_special_tokens, reading, meter, arrived_at, deadline_at, grant
-            )
-        except BaseException:
-            if grant is not None:
-                self._quota.settle(grant, 0)
-            self._table.release(caller.tenant, request_id)
-            raise
-        self._table.add(opened.request)
-        self._link.submit(opened.request)
-        return opened
+    @property
+    def _first(self) -> scheduler_pb2_grpc.SchedulerServiceAsyncStub:
+        """The scheduler that is asked for its state and for changes."""
+        return self._stubs[self.settings.schedulers[0]]
+
+    def _stub_with(self, fingerprint: str) -> scheduler_pb2_grpc.SchedulerServiceAsyncStub:
+        """A scheduler that has the tokenizer, where one is known."""
+        names = self._links.having(fingerprint)
+        return self._stubs[names[0]] if names else self._first
 
     def _facts_of(self, loaded: LoadedTokenizer) -> TemplateFacts:
         """What the model's template shows, or what this gateway was told of it."""
@@ -348,6 +356,16 @@ class Engine:
     def _tell_state(self) -> None:
         if self._on_ready is not None:
             self._on_ready(self.ready)
+
+
+def _placing_rules(settings: GatewaySettings) -> PlacingRules:
+    return PlacingRules(
+        resume_seconds=settings.resume_seconds,
+        slow_seconds=settings.slow_seconds,
+        hedge_seconds=settings.hedge_seconds,
+        max_queue_seconds=settings.max_queue_seconds,
+        hold_tokens=settings.hold_tokens,
+    )
 
 
 def _day(field: str, text: str) -> date:

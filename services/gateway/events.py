@@ -31,6 +31,7 @@ class Started:
     cached_tokens: int
     seed: int  # the client's, or the one drawn
     headers: Mapping[str, str] = field(default_factory=dict)  # what the answer tells of the caller's rates
+    kept: bool = False  # whether a client that is cut off may come back for the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class Delta:
     cumulative_logprob: float | None = None  # of all tokens: in the last delta of a path of beam search
     parts: tuple[Part, ...] | None = None
     called: bool = False  # whether there are calls of tools so far
+    length: int = 0  # tokens of the choice, these included
+    seen: bool = False  # the client has it: it only says where the rest begins
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from services.gateway.foreign.open_inference.servicer import OpenInferenceServic
 from services.gateway.foreign.vllm.servicer import VllmEngineServicer
 from services.gateway.guard import Guard
 from services.gateway.identity import Identity
+from services.gateway.journal.shared import SharedJournal
 from services.gateway.keys.file import KeyFile
 from services.gateway.keys.redis import RedisKeys
 from services.gateway.quota.memory_ledger import MemoryLedger
@@ -53,7 +54,7 @@ async def run(settings: GatewaySettings) -> None:
     identity = Identity(keys)
     if isinstance(keys, RedisKeys):
         await keys.start()
-    engine = Engine(settings, registry, open_quota(settings, registry, store))
+    engine = Engine(settings, registry, open_quota(settings, registry, store), open_journal(settings, store))
     server = make_server(engine, identity, settings, registry)
     await server.start()
     http = await serve_http(engine, identity, settings) if settings.http_listen else None
@@ -85,6 +86,13 @@ def open_keys(settings: GatewaySettings, store: Store | None) -> KeyFile | Redis
         return KeyFile(settings.keys)
     except ValueError as error:
         raise SystemExit(f"keys: {error}") from error
+
+
+def open_journal(settings: GatewaySettings, store: Store | None) -> SharedJournal | None:
+    """Where other gateways find this one's streams, if they do."""
+    if settings.journal == "memory" or store is None:
+        return None
+    return SharedJournal(store, settings.resume_window)
 
 
 def open_quota(settings: GatewaySettings, registry: CollectorRegistry, store: Store | None) -> Quota:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.gateway.placing.placing import Placing
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
@@ -34,6 +38,38 @@ class GatewayMetrics:
         )
         gauge = Gauge("quire_gateway_open_requests", "Requests open at this gateway", registry=registry)
         gauge.set_function(open_requests)
+
+
+COUNTS = {
+    "quire_gateway_attached": ("Calls that joined a stream that was there.", "how", ("repeat", "resume", "adopted")),
+    "quire_gateway_shed": ("Requests refused for load.", "why", ("queue_time", "open_tokens", "circuit_open")),
+    "quire_gateway_attempts": ("Requests given to a scheduler once more.", "why", ("retry", "hedge")),
+    "quire_gateway_unjournaled": ("Streams that go on without a journal.", "why", ("streams", "bytes")),
+}
+"""Text, label and its values, by name. "adopted" are streams that came from another gateway."""
+
+
+class ResilienceMetrics(Collector):
+    """What the gateway did about load and loss. Runs in the metrics server's thread: reads counts only."""
+
+    def __init__(self, placing: Placing) -> None:
+        self._placing = placing
+
+    def collect(self) -> Iterable[Metric]:
+        for name, (text, label, values) in COUNTS.items():
+            counter = CounterMetricFamily(name, text, labels=[label])
+            for value in values:
+                counter.add_metric([value], self._placing.counts[value])
+            yield counter
+        text = "0 closed, 1 half open, 2 open: the scheduler is not asked for the model."
+        breakers = GaugeMetricFamily("quire_gateway_breaker_state", text, labels=["scheduler", "model_name"])
+        for (scheduler, model), phase in self._placing.phases().items():
+            breakers.add_metric([scheduler, model], phase)
+        yield breakers
+        up = GaugeMetricFamily("quire_gateway_scheduler_up", "1 while the stream is up.", labels=["scheduler"])
+        for side in self._placing.sides:
+            up.add_metric([side.name], side.connected)
+        yield up
 
 
 class RequestMeter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc
@@ -18,6 +18,7 @@ from services.gateway.tokenizer import ModelTokenizer
 
 log = logging.getLogger("quire.gateway.models")
 MAX_BUNDLE_BYTES = 256 << 20
+TOKENIZER_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,11 @@ class LoadedTokenizer:
 class ModelCatalogue:
     """Owns the list of models and one tokenizer per fingerprint."""
 
-    def __init__(self, stub: scheduler_pb2_grpc.SchedulerServiceAsyncStub, encoder: Encoder) -> None:
-        self._stub, self._encoder = stub, encoder
+    def __init__(
+        self, stub_with: Callable[[str], scheduler_pb2_grpc.SchedulerServiceAsyncStub], encoder: Encoder
+    ) -> None:
+        """`stub_with` returns a scheduler that has the tokenizer with a fingerprint."""
+        self._stub_with, self._encoder = stub_with, encoder
         self._models: dict[str, types_pb2.ModelDescription] = {}
         self._tokenizers: dict[str, asyncio.Task[LoadedTokenizer]] = {}
         self.known = False  # whether a scheduler ever told its models
@@ -83,9 +87,8 @@ class ModelCatalogue:
     async def bundle(self, fingerprint: str) -> AsyncIterator[bytes]:
         """A tokenizer's zip in pieces, as an executor has it: hex SHA-256 of the whole is the fingerprint."""
         try:
-            async for piece in self._stub.GetTokenizer(
-                scheduler_pb2.GetTokenizerRequest(tokenizer_fingerprint=fingerprint)
-            ):
+            request = scheduler_pb2.GetTokenizerRequest(tokenizer_fingerprint=fingerprint)
+            async for piece in self._stub_with(fingerprint).GetTokenizer(request, timeout=TOKENIZER_SECONDS):
                 yield piece.data
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, Reason.SCHEDULER_LOST) from error

@@ -7,15 +7,15 @@ from services.common.errors import invalid
 from services.common.limits import check_ids
 from services.gateway import validation
 from services.gateway.caller import Caller
-from services.gateway.chat_plan import Reading
+from services.gateway.chat_plan import Reading as Plan
 from services.gateway.deltas import ChoiceText, DeltaMaker, OutputReader, end_ids
 from services.gateway.detokenizer import IncrementalDetokenizer
 from services.gateway.encoding import Encoder, Prompt
-from services.gateway.generation import Opened
 from services.gateway.metrics import RequestMeter
 from services.gateway.models import LoadedTokenizer
 from services.gateway.quota.quota import UNSTATED_OUTPUT, Grant
-from services.gateway.requests import OpenRequest
+from services.gateway.reading import Opened
+from services.gateway.requests import OpenChoice, OpenRequest
 from services.gateway.stops import StopMatcher
 from services.gateway.tokenizer import ModelTokenizer
 
@@ -87,27 +87,40 @@ def expected_output(request: gateway_pb2.GenerationInput, submit: scheduler_pb2.
 def open_request(
     submit: scheduler_pb2.Submit,
     model: types_pb2.ModelDescription,
-    loaded: LoadedTokenizer,
-    keep_special: bool,
-    reading: Reading | None,
     meter: RequestMeter,
     arrived_at: float,
     deadline_at: float | None,
+) -> OpenRequest:
+    """The request before anything came of it."""
+    return OpenRequest(submit, model, end_ids(model, submit.stop), arrived_at, deadline_at, meter.tokens)
+
+
+def opened(
+    request: OpenRequest,
+    loaded: LoadedTokenizer,
+    keep_special: bool,
+    plan: Plan | None,
+    meter: RequestMeter,
     grant: Grant,
+    created: int,
+    digest: bytes,
 ) -> Opened:
     """The request with what makes text of its tokens."""
-    ends = end_ids(model, submit.stop)
-    opened = OpenRequest(submit, model, ends, arrived_at, deadline_at, meter.tokens)
-    vocabulary = loaded.tokenizer if reading is None else loaded.tokenizer.showing_marks()
-    makers = []
-    for choice in opened.choices:
-        detokenizer = IncrementalDetokenizer(vocabulary, opened.prompt_ids, not keep_special)
+    stop = request.template.stop
+    vocabulary = loaded.tokenizer if plan is None else loaded.tokenizer.showing_marks()
+
+    def make_makers() -> list[DeltaMaker]:
+        return [make_maker(choice) for choice in request.choices]
+
+    def make_maker(choice: OpenChoice) -> DeltaMaker:
+        detokenizer = IncrementalDetokenizer(vocabulary, request.prompt_ids, not keep_special)
         matcher = None
-        if submit.stop.stop:
+        if stop.stop:
             hidden = () if keep_special else loaded.special_texts
-            matcher = StopMatcher(submit.stop.stop, hidden, submit.stop.include_stop)
-        text = ChoiceText(vocabulary, detokenizer, matcher, ends, keep_special)
-        reader = OutputReader(text, None if reading is None else reading.parser())
-        makers.append(DeltaMaker(loaded.tokenizer, choice, reader, opened.wants_scores))
-    grant.used = lambda: len(opened.prompt_ids) + sum(len(choice.output) for choice in opened.choices)
-    return Opened(opened, loaded.tokenizer, makers, meter, grant)
+            matcher = StopMatcher(stop.stop, hidden, stop.include_stop)
+        text = ChoiceText(vocabulary, detokenizer, matcher, request.end_ids, keep_special)
+        reader = OutputReader(text, None if plan is None else plan.parser())
+        return DeltaMaker(loaded.tokenizer, choice, reader, request.wants_scores)
+
+    grant.used = lambda: len(request.prompt_ids) + sum(len(choice.output) for choice in request.choices)
+    return Opened(request, loaded.tokenizer, make_makers, meter, grant, created, digest, keep_special)

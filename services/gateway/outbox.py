@@ -13,15 +13,19 @@ class Outbox:
 
     def __init__(self) -> None:
         self._submits: dict[int, OpenRequest] = {}
+        self._attaches: dict[int, OpenRequest] = {}
         self._stops: list[scheduler_pb2.StopAt] = []
         self._holds: dict[int, bool] = {}
         self._cancels: list[int] = []
 
     def __bool__(self) -> bool:
-        return bool(self._submits or self._stops or self._holds or self._cancels)
+        return bool(self._submits or self._attaches or self._stops or self._holds or self._cancels)
 
     def submit(self, request: OpenRequest) -> None:
         self._submits[request.handle] = request
+
+    def attach(self, request: OpenRequest) -> None:
+        self._attaches[request.handle] = request
 
     def stop_at(self, handle: int, choice: int, length: int) -> None:
         self._stops.append(scheduler_pb2.StopAt(handle=handle, choice=choice, output_length=length))
@@ -30,7 +34,10 @@ class Outbox:
         self._holds[handle] = held
 
     def cancel(self, handle: int) -> None:
-        """Ends a request at the scheduler; one that was not sent yet is just dropped."""
+        """Ends a request at the scheduler; one that was not sent yet is just dropped.
+
+        One that may run there under an older handle can be ended only by whoever attached to it.
+        """
         self._holds.pop(handle, None)
         if self._submits.pop(handle, None) is None:
             self._cancels.append(handle)
@@ -38,6 +45,8 @@ class Outbox:
     def take(self, now: float) -> scheduler_pb2.ServeRequest:
         """The next message."""
         message = scheduler_pb2.ServeRequest()
+        message.attaches.extend(request.to_attach() for request in self._attaches.values())
+        self._attaches = {}
         tokens = 0
         while self._submits and tokens < MESSAGE_TOKENS:
             handle = next(iter(self._submits))

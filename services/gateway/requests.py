@@ -1,4 +1,4 @@
-"""Open requests: every generated id and the next position of each choice, and what the reader has not taken yet.
+"""Open requests: every generated id and the next position of each choice, and who reads them.
 
 A token is (request, choice, output position): lower positions are dropped, a gap is an error.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
@@ -31,16 +31,12 @@ class OpenChoice:
 
     index: int
     output: list[int] = field(default_factory=list)
-    taken: int = 0  # tokens that the reader has
-    scores: list[Score] = field(default_factory=list)  # of output[taken:], where asked for
+    scores: list[Score] = field(default_factory=list)  # of output[scores_from:], where asked for
+    scores_from: int = 0  # what is before is not kept any more
     end: types_pb2.FinishReason.ValueType | None = None
     stop_token_id: int | None = None
     cumulative_logprob: float | None = None
     ended_by_gateway: bool = False
-
-    @property
-    def unread(self) -> int:
-        return len(self.output) - self.taken
 
     def accept(self, position: int, ids: Sequence[int], scores: Sequence[Score]) -> int:
         """Appends the ids from `position` on that are new and returns their number. Raises PROTOCOL on a gap.
@@ -60,23 +56,41 @@ class OpenChoice:
         self.scores.extend(scores[skipped:])
         return len(ids) - skipped
 
-    def take(self) -> tuple[list[int], list[Score]]:
-        """What the reader has not seen yet."""
-        ids, scores = self.output[self.taken :], self.scores
-        self.taken, self.scores = len(self.output), []
-        return ids, scores
+    def since(self, position: int, most: int | None = None) -> tuple[list[int], list[Score]]:
+        """Tokens from `position` on, at most so many, and their scores where they are kept."""
+        end = len(self.output) if most is None else position + most
+        return self.output[position:end], self.scores[position - self.scores_from : end - self.scores_from]
+
+    def forget_scores(self, before: int) -> None:
+        """Frees the scores of earlier positions: whoever reads has them."""
+        if before > self.scores_from:
+            del self.scores[: before - self.scores_from]
+            self.scores_from = before
 
     def cut(self, length: int) -> None:
         """Ends the choice behind that many tokens: a stop string was found."""
         del self.output[length:]
-        self.taken = length
-        self.scores = []
+        del self.scores[max(0, length - self.scores_from) :]
         self.ended_by_gateway = self.end is None
         self.end, self.stop_token_id = types_pb2.FINISH_REASON_STOP, None
 
 
+class Reader(Protocol):
+    """Whoever reads a request."""
+
+    @property
+    def unread(self) -> int:
+        """Tokens that it has not taken yet."""
+
+    def taken(self, choice: int) -> int:
+        """Tokens of a choice that it has."""
+
+    def wake(self) -> None:
+        """Something happened."""
+
+
 class OpenRequest:
-    """One request between its submission and its last event. Changed by the scheduler's link and by its reader."""
+    """One request between its submission and its last event. Changed by the schedulers' links and by its readers."""
 
     def __init__(
         self,
@@ -104,12 +118,19 @@ class OpenRequest:
         self.error: QuireError | None = None
         self.held = False
         self.parked_at: float | None = None  # since when no scheduler has it
+        self.may_run_at = ""  # the scheduler that had it last
+        self.attempts = 0  # how often a scheduler refused it and it was given to one again
+        self.answered = False  # whether tokens came
+        self.readers: list[Reader] = []
+        self.on_change: Callable[[], None] | None = None
         self._on_tokens = on_tokens
-        self._changed = asyncio.Event()
 
     @property
     def unread(self) -> int:
-        return sum(choice.unread for choice in self.choices)
+        """Tokens that the slowest reader has before it; all of them where nobody reads."""
+        if len(self.readers) == 1:
+            return self.readers[0].unread
+        return max((reader.unread for reader in self.readers), default=sum(len(c.output) for c in self.choices))
 
     @property
     def complete(self) -> bool:
@@ -120,14 +141,23 @@ class OpenRequest:
     def prompt_scored(self) -> bool:
         return not self.wants_prompt_scores or len(self.prompt_scores) >= len(self.prompt_ids) - 1
 
-    async def changed(self) -> None:
-        """Returns once something happened since the last return."""
-        await self._changed.wait()
-        self._changed.clear()
+    @property
+    def can_be_attached_to(self) -> bool:
+        """Whether a scheduler keeps it where its stream breaks; what tells more than tokens is computed again."""
+        tells_more = self.wants_scores or self.wants_prompt_scores or self.template.beam_width or self.template.pooling
+        return self.template.keep_ms > 0 and not tells_more
 
     def wake(self) -> None:
-        """Lets the reader look again."""
-        self._changed.set()
+        """Lets readers look again."""
+        for reader in self.readers:
+            reader.wake()
+        if self.on_change is not None:
+            self.on_change()
+
+    def forget_read_scores(self) -> None:
+        """Frees scores that all readers have."""
+        for choice in self.choices:
+            choice.forget_scores(min(reader.taken(choice.index) for reader in self.readers))
 
     def start(self, started: scheduler_pb2.RequestStarted, model: types_pb2.ModelDescription | None = None) -> None:
         """The prompt was placed, on `model` where that is known; later starts (after a loss) change nothing."""
@@ -135,7 +165,7 @@ class OpenRequest:
             self.started = started
             if model is not None:  # the one picked for an alias stays, also where the request is submitted again
                 self.model, self.template.model = model, model.name
-            self._changed.set()
+            self.wake()
 
     def accept_prompt_scores(self, start: int, scores: Sequence[Score]) -> None:
         """Scores of prompt tokens from index `start` (1 or more) on."""
@@ -147,7 +177,7 @@ class OpenRequest:
     def accept_embedding(self, values: Iterable[float]) -> None:
         """The prompt's vector, which comes before the end."""
         self.embedding = tuple(values)
-        self._changed.set()
+        self.wake()
 
     def accept_tokens(self, index: int, position: int, ids: Sequence[int], scores: Sequence[Score], now: float) -> None:
         """Tokens of one choice. Raises PROTOCOL where something is missing."""
@@ -162,7 +192,7 @@ class OpenRequest:
         count = self.choices[index].accept(position, ids, scores)
         if count:
             self._on_tokens(index, count, now)
-            self._changed.set()
+            self.wake()
 
     def accept_end(self, ended: scheduler_pb2.ChoiceEnd) -> None:
         """The scheduler's word that a choice ended. A failed choice fails the request; behind that nothing counts."""
@@ -180,18 +210,13 @@ class OpenRequest:
             choice.end = ended.reason
             choice.stop_token_id = ended.stop_token_id if ended.HasField("stop_token_id") else None
             choice.cumulative_logprob = ended.cumulative_logprob if ended.HasField("cumulative_logprob") else None
-            self._changed.set()
+            self.wake()
 
     def fail(self, error: QuireError) -> None:
-        """Ends the request with an error, which its reader meets behind the tokens that came before."""
+        """Ends the request with an error, which its readers meet behind the tokens that came before."""
         if self.error is None:
             self.error = error
-            self._changed.set()
-
-    def drop_unread(self) -> None:
-        """Frees what a reader that is gone will not take."""
-        for choice in self.choices:
-            choice.take()
+            self.wake()
 
     def settle(self) -> None:
         """Ends choices whose last token says so, where the word that they ended was lost with the scheduler."""
@@ -202,7 +227,7 @@ class OpenRequest:
                 choice.end, choice.stop_token_id = types_pb2.FINISH_REASON_STOP, choice.output[-1]
             elif len(choice.output) >= self.template.stop.max_tokens:
                 choice.end = types_pb2.FINISH_REASON_LENGTH
-        self._changed.set()
+        self.wake()
 
     def to_submit(self, now: float) -> scheduler_pb2.Submit:
         """What a scheduler must know, with the output so far and the time left."""
@@ -222,6 +247,13 @@ class OpenRequest:
             waited = round((now - self.arrived_at) * 1000)
             submit.target_first_token_ms = max(1, submit.target_first_token_ms - waited)
         return submit
+
+    def to_attach(self) -> scheduler_pb2.Attach:
+        """What a scheduler that may still compute it must know."""
+        positions = [len(choice.output) for choice in self.choices]
+        return scheduler_pb2.Attach(
+            handle=self.handle, tenant=self.tenant, request_id=self.request_id, next_positions=positions
+        )
 
 
 class RequestTable:
@@ -259,10 +291,6 @@ class RequestTable:
 
     def get(self, handle: int) -> OpenRequest | None:
         return self._by_handle.get(handle)
-
-    def named(self, tenant: str, request_ids: Collection[str]) -> list[OpenRequest]:
-        """Those of a tenant's requests that have these ids."""
-        return [one for one in self if one.tenant == tenant and one.request_id in request_ids]
 
     def remove(self, request: OpenRequest) -> None:
         """Forgets a request and its id. Idempotent."""

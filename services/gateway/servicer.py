@@ -14,6 +14,7 @@ from services.gateway.embedding import collect
 from services.gateway.engine import Engine
 from services.gateway.events import Delta, Finished, PromptScores, Started
 from services.gateway.guard import caller
+from services.gateway.positions import Seen, Track, event_id, parse_event_id
 
 
 class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
@@ -25,27 +26,36 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
     async def GenerateStream(
         self, request: gateway_pb2.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[gateway_pb2.GenerateStreamResponse]:
-        events = self._calls.generate(request.input, context)
         started: Started | None = None
         running = request.input.choice_count or 1
+        seen = _resumed(request, running)
+        events = self._calls.generate(request.input, context, seen=seen)
         last = gateway_pb2.GenerateStreamResponse()
+        track = Track(0)
+        kept = False
         async for event in events:
             match event:
                 case Started():
                     started = event
+                    last = gateway_pb2.GenerateStreamResponse(request_id=event.request_id, model=event.model)
+                    track, kept = Track(running), event.kept
                     await tell_rates(event, context)
                 case PromptScores():
-                    scores = await asyncio.to_thread(wire.scored_tokens, event.tokens)
-                    assert started is not None, "scores before their start"
-                    yield gateway_pb2.GenerateStreamResponse(
-                        request_id=started.request_id, model=started.model, prompt_logprobs=scores
-                    )
+                    response = gateway_pb2.GenerateStreamResponse(request_id=last.request_id, model=last.model)
+                    response.prompt_logprobs.extend(await asyncio.to_thread(wire.scored_tokens, event.tokens))
+                    response.event_id = event_id(last.request_id, track.seen) if kept else ""
+                    yield response
                 case Delta():
                     assert started is not None, "a delta before its start"
-                    last = wire.stream_response(started, event)
                     running -= event.finish_reason is not None
+                    track.take(event.choice, event.length, event.finish_reason is not None)
+                    if event.seen:
+                        continue
+                    last = wire.stream_response(started, event)
+                    last.event_id = event_id(last.request_id, track.seen) if kept else ""
                     if running:  # the very last one leaves together with the usage
                         yield last
+                        last = gateway_pb2.GenerateStreamResponse(request_id=last.request_id, model=last.model)
                 case Finished():
                     last.usage.CopyFrom(wire.usage(event))
                     yield last
@@ -80,6 +90,12 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
             values=vector.values,
             usage=types_pb2.Usage(prompt_tokens=vector.prompt_tokens),
         )
+
+    async def Cancel(self, request: gateway_pb2.CancelRequest, context: Context) -> gateway_pb2.CancelResponse:
+        if not request.request_id:
+            raise invalid("request_id", "is required")
+        await self._engine.cancel(request.request_id, caller=caller())
+        return gateway_pb2.CancelResponse()
 
     async def Tokenize(self, request: gateway_pb2.TokenizeRequest, context: Context) -> gateway_pb2.TokenizeResponse:
         kind = request.WhichOneof("prompt")
@@ -132,3 +148,14 @@ class AdminServicer(gateway_pb2_grpc.AdminServiceServicer):
         rows = await self._engine.usage(request.first_day, request.last_day)
         chosen = [row for row in rows if request.tenant in ("", row.tenant)]
         return gateway_pb2.GetUsageResponse(rows=map(wire.usage_row, chosen))
+
+
+def _resumed(request: gateway_pb2.GenerateStreamRequest, choices: int) -> list[Seen] | None:
+    """What the client has already, where it goes on with a stream; the input then carries that one's id."""
+    if not request.last_event_id:
+        return None
+    request_id, seen = parse_event_id(request.last_event_id, choices)
+    if request.input.request_id not in ("", request_id):
+        raise invalid("last_event_id", f"is of request {request_id}, and not {request.input.request_id}")
+    request.input.request_id = request_id
+    return seen

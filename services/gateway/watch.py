@@ -1,21 +1,23 @@
-"""Looks after open requests now and then: cuts readers that stalled, fails requests that no scheduler takes."""
+"""Looks after open requests now and then: readers that stalled are cut, requests end that nobody comes back for, or
+that no scheduler takes."""
 
 from __future__ import annotations
 
 import asyncio
 
 from services.gateway.generation import Generation
-from services.gateway.scheduler_link import SchedulerLink
+from services.gateway.scheduler_link import SchedulerLinks
+from services.gateway.streams import Streams
 
 PERIOD = 0.25  # seconds
 GRACE = 2.0  # seconds in which a cut reader may fetch its error
 
 
 class Watch:
-    """Owns the timer, which runs only while requests are open."""
+    """Owns the timer, which runs only while requests are open or kept."""
 
-    def __init__(self, link: SchedulerLink, slow_reader_seconds: float) -> None:
-        self._link, self._limit = link, slow_reader_seconds
+    def __init__(self, links: SchedulerLinks, streams: Streams, slow_reader_seconds: float) -> None:
+        self._links, self._streams, self._limit = links, streams, slow_reader_seconds
         self._open: set[Generation] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -31,13 +33,14 @@ class Watch:
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self._link.expire(now)
+        self._links.expire(now)
         for generation in list(self._open):
             stalled = generation.stalled(now)
-            if generation.closed:
+            if generation.done:
                 self._open.discard(generation)
             elif stalled > self._limit + GRACE:
                 generation.abandon()
             elif stalled > self._limit:
                 generation.cut()
-        self._timer = loop.call_later(PERIOD, self._look) if self._open else None
+        kept = self._streams.look(now)
+        self._timer = loop.call_later(PERIOD, self._look) if self._open or kept else None

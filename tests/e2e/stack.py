@@ -105,7 +105,7 @@ class Service:
 class Stack:
     """A kvmanager, executors, a scheduler and a gateway.
 
-    Named "kvmanager", "executor" ("executor-2", ...), "scheduler" and "gateway".
+    Named "kvmanager", "executor" ("executor-2", ...), "scheduler" and "gateway" ("gateway-2", ...).
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class Stack:
         name: str = "tiny",
         executors: int = 1,
         spare_executors: int = 0,
+        gateways: int = 1,
         kv_blocks: int | None = None,
         kvmanager: Settings | None = None,
         executor: Settings | None = None,
@@ -138,11 +139,13 @@ class Stack:
             targets.append(one.target)
         wires = {"kvmanager": manager.target, "executors": ",".join(targets)}
         planner = self._add("scheduler", "scheduler", wires | dict(scheduler or {}))
-        http = f"{HOST}:{free_port()}"
-        self._add("gateway", "gateway", {"scheduler": planner.target, "http_listen": http} | dict(gateway or {}))
+        for index in range(gateways):
+            label = "gateway" if index == 0 else f"gateway-{index + 1}"
+            http = f"{HOST}:{free_port()}"
+            self._add(label, "gateway", {"scheduler": planner.target, "http_listen": http} | dict(gateway or {}))
         self.gateway = self.services["gateway"].target
         """Target of the public gRPC API."""
-        self.http = f"http://{http}"
+        self.http = f"http://{self.services['gateway'].settings['http_listen']}"
         """Base URL of the HTTP API; OpenAI's is at /v1 below it."""
 
     def __enter__(self) -> Self:

@@ -1,6 +1,8 @@
-"""A gateway: its real requests and its real dispatch, and around them what its link, its watch and its clients do."""
+"""A gateway: its real requests and their placing, and around them what its link, its watch and its clients do."""
 
 from __future__ import annotations
+
+import random
 
 from quire.simulation.faults.executor import MODEL
 from quire.simulation.faults.invariants import ClientChecks
@@ -12,10 +14,13 @@ from quire.simulation.faults.truth import EOS
 from quire.v1 import scheduler_pb2, types_pb2
 from services.common.errors import QuireError, Reason
 from services.gateway.dispatch import Dispatch
+from services.gateway.placing.placing import Placing, PlacingRules
 from services.gateway.requests import OpenChoice, OpenRequest, RequestTable
 
 HOLD_TOKENS = 6
 WATCH_SECONDS = 0.25
+KEEP_MS = 1500
+"""Every other request outlives its stream, which its gateway opens again, or nobody comes back for it."""
 
 
 class GatewayParty(Party):
@@ -28,7 +33,10 @@ class GatewayParty(Party):
 
     def start(self) -> None:
         self._table = RequestTable()
-        self._dispatch = Dispatch(self._table, RESUME_SECONDS, HOLD_TOKENS)
+        rules = PlacingRules(resume_seconds=RESUME_SECONDS, slow_seconds=0.0, hold_tokens=HOLD_TOKENS)
+        self._placing = Placing(["scheduler"], rules, random.Random(self.life))
+        (self._side,) = self._placing.sides
+        self._readers: dict[int, _Reader] = {}  # by handle
         self._wanted: dict[int, Wanted] = {}  # by handle
         self._is_watching = self._is_writing = False
         self._link = Client(
@@ -50,7 +58,7 @@ class GatewayParty(Party):
         self._arriving.clear()
 
     def settled(self) -> None:
-        if self._link.is_up and self._dispatch.outbox and not self._is_writing:
+        if self._link.is_up and self._side.outbox and not self._is_writing:
             self._is_writing = True
             self.after(0.0, self._write)
 
@@ -70,7 +78,7 @@ class GatewayParty(Party):
         deadline_at = self.now + wanted.deadline if wanted.deadline is not None else None
         request = OpenRequest(
             _submit(wanted, handle),
-            _description(self._dispatch),
+            _description(self._side),
             frozenset({EOS}) if wanted.ends else frozenset(),
             self.now,
             deadline_at,
@@ -78,7 +86,8 @@ class GatewayParty(Party):
         )
         self._wanted[handle] = wanted
         self._table.add(request)
-        self._dispatch.submit(request, self.now)
+        self._readers[handle] = _Reader(request)
+        self._placing.submit(request, self.now)
         if wanted.deadline is not None:
             self.after(wanted.deadline, self._expire, request)
         if wanted.cancel_after is not None:
@@ -96,7 +105,7 @@ class GatewayParty(Party):
 
     def _expire(self, request: OpenRequest) -> None:
         if self._is_open(request) and not request.complete:
-            self._dispatch.cancel(request)
+            self._placing.cancel(request, self.now)
             request.fail(QuireError(Reason.DEADLINE, "the deadline passed"))
             self._advance(request)
 
@@ -112,25 +121,25 @@ class GatewayParty(Party):
 
     def _opened(self, message: scheduler_pb2.ServeResponse) -> None:
         self._received(message)
-        self._dispatch.connect()
+        self._placing.connect(self._side, self.now)
 
     def _received(self, message: scheduler_pb2.ServeResponse) -> None:
-        self._dispatch.apply(message, self.now)
+        self._side.apply(message, self.now)
         for request in self._table:
             self._advance(request)
 
     def _lost(self) -> None:
-        self._dispatch.lose(self.now)
+        self._placing.lose(self._side, self.now)
         for request in self._table:
             self._advance(request)
 
     def _write(self) -> None:
         self._is_writing = False
-        if self._link.is_up and self._dispatch.outbox:
-            self._link.send(self._dispatch.outbox.take(self.now))
+        if self._link.is_up and self._side.outbox:
+            self._link.send(self._side.outbox.take(self.now))
 
     def _watch(self) -> None:
-        self._dispatch.expire(self.now)
+        self._placing.expire(self.now)
         for request in self._table:
             self._advance(request)
         self._is_watching = bool(self._wanted)
@@ -159,29 +168,51 @@ class GatewayParty(Party):
             self._checks.failed(wanted, request, request.error)
             self._close(request)
         elif request.held:
-            self._dispatch.hold(request, False)
+            self._placing.hold(request, False)
 
     def _take(self, request: OpenRequest, choice: OpenChoice, stop_token: int | None) -> None:
         """As a client reads text: what comes behind a stop string is cut off, and the scheduler hears of it."""
-        first = choice.taken
-        ids, _ = choice.take()
+        counts = self._readers[request.handle].counts
+        first = counts[choice.index]
+        ids, _ = choice.since(first)
+        counts[choice.index] += len(ids)
         if stop_token is None or stop_token not in ids:
             return
         length = first + ids.index(stop_token)
         choice.cut(length)
+        counts[choice.index] = length
         if choice.ended_by_gateway:
-            self._dispatch.stop_at(request, choice.index, length)
+            self._placing.stop_at(request, choice.index, length)
 
     def _is_open(self, request: OpenRequest) -> bool:
         return request.handle in self._wanted
 
     def _close(self, request: OpenRequest) -> None:
         if request.complete:
-            self._dispatch.forget(request)
+            self._placing.forget(request, self.now)
         else:
-            self._dispatch.cancel(request)
+            self._placing.cancel(request, self.now)
         self._table.remove(request)
+        del self._readers[request.handle]
         del self._wanted[request.handle]
+
+
+class _Reader:
+    """How far a client has read, by choice."""
+
+    def __init__(self, request: OpenRequest) -> None:
+        self._request, self.counts = request, [0] * len(request.choices)
+        request.readers.append(self)
+
+    @property
+    def unread(self) -> int:
+        return sum(len(choice.output) for choice in self._request.choices) - sum(self.counts)
+
+    def taken(self, choice: int) -> int:
+        return self.counts[choice]
+
+    def wake(self) -> None:
+        """It looks whenever something arrives."""
 
 
 def _submit(wanted: Wanted, handle: int) -> scheduler_pb2.Submit:
@@ -198,6 +229,7 @@ def _submit(wanted: Wanted, handle: int) -> scheduler_pb2.Submit:
         priority=wanted.priority,
         tenant=wanted.tenant,
         tenant_weight=wanted.weight,
+        keep_ms=KEEP_MS if wanted.number % 2 else 0,
         target_first_token_ms=round(1000 * wanted.first_token) if wanted.first_token is not None else 0,
     )
 

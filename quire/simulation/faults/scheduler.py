@@ -12,7 +12,7 @@ from quire.simulation.faults.party import Party
 from quire.simulation.faults.stream import SERVER, End, Stream, Wires
 from quire.v1 import executor_pb2, kvmanager_pb2, scheduler_pb2
 from services.common.errors import QuireError, Reason
-from services.scheduler import epochs, requests
+from services.scheduler import epochs, orphans, requests
 from services.scheduler.alarms import next_alarm
 from services.scheduler.apply import apply
 from services.scheduler.reserve import take
@@ -36,14 +36,14 @@ class GatewayEnd:
     def received(self, stream: Stream, message: scheduler_pb2.ServeRequest) -> None:
         scheduler = self._scheduler
         if self.gateway is None:
-            self.gateway = requests.open_gateway(scheduler.state, message.gateway_id)
+            self.gateway = requests.open_gateway(scheduler.state, message.gateway_id, scheduler.now)
         if self.gateway.open:
             requests.serve(scheduler.state, self.gateway, message, scheduler.now)
         scheduler.kick()
 
     def closed(self, stream: Stream, error: QuireError) -> None:
         if self.gateway is not None:
-            requests.close_gateway(self._scheduler.state, self.gateway)
+            requests.close_gateway(self._scheduler.state, self.gateway, self._scheduler.now)
             self._scheduler.kick()
 
 
@@ -106,6 +106,7 @@ class SchedulerParty(Party):
     def drain(self, seconds: float, then: Callable[[], None]) -> None:
         """Refuses new requests; ends once the running ones have ended, or after so many seconds."""
         self.state.draining = True
+        orphans.end_all(self.state)
         self.kick()
         self._await_rest(self.now + seconds, then)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from contextlib import aclosing
 from typing import Any
 
@@ -24,11 +25,11 @@ from services.gateway.http.chat import ChatSurface
 from services.gateway.http.client_watch import ClientGone, ClientWatch
 from services.gateway.http.completions import CompletionSurface
 from services.gateway.http.default_budget import generate_within_context
-from services.gateway.http.edge import Edge
+from services.gateway.http.edge import LAST_EVENT, Edge
 from services.gateway.http.embeddings import NAMES as EMBEDDING_NAMES
 from services.gateway.http.embeddings import check_dimensions, embed_all, render, requests_of
 from services.gateway.http.encoding import JsonResponse
-from services.gateway.http.errors import HttpError, error_response, from_exception, renaming
+from services.gateway.http.errors import HttpError, bad_request, error_response, from_exception, renaming
 from services.gateway.http.fanout import collect, merge
 from services.gateway.http.messages import MessagesSurface
 from services.gateway.http.messages_body import MessagesRequest, TokenCountRequest, count_job, messages_job
@@ -49,6 +50,17 @@ from services.gateway.http.timing import Timing, header_parameters, read_timing
 from services.gateway.http.to_input import NAMES, Job, chat_job, completion_job, tokenize_prompt
 from services.gateway.http.tools import names_of
 from services.gateway.identity import Identity
+from services.gateway.positions import MOST_CHARACTERS, Seen, parse_event_id
+
+HEADERS = [
+    *header_parameters(),
+    {
+        "name": LAST_EVENT,
+        "in": "header",
+        "description": "Id of the last event of the same request's stream that came: the answer begins behind it.",
+        "schema": {"type": "string", "maxLength": MOST_CHARACTERS},
+    },
+]
 
 BODIES: list[type[BaseModel]] = [
     CompletionRequest,
@@ -97,13 +109,13 @@ def create_app(engine: Engine, identity: Identity, settings: HttpSettings) -> Fa
                 return JsonResponse(_model(one))
         raise HttpError(404, f"model: no model is named {name[:256]!r}", "model_not_found", "model")
 
-    @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest) | {"parameters": header_parameters()})
+    @app.post("/v1/completions", openapi_extra=body_of(CompletionRequest) | {"parameters": HEADERS})
     async def completions(request: Request) -> Response:
         timing = read_timing(request.headers, asyncio.get_running_loop().time())
         job = await read_as(request, CompletionRequest, completion_job, limit)
         return await _answer(engine, request, job, timing, CompletionSurface(request.state.request_id, job))
 
-    @app.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest) | {"parameters": header_parameters()})
+    @app.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest) | {"parameters": HEADERS})
     async def chat_completions(request: Request) -> Response:
         timing = read_timing(request.headers, asyncio.get_running_loop().time())
         job = await read_as(request, ChatRequest, chat_job, limit)
@@ -115,13 +127,13 @@ def create_app(engine: Engine, identity: Identity, settings: HttpSettings) -> Fa
         body = await read_as(request, EmbeddingRequest, lambda body: body, limit)
         return await _embed(engine, request, body, timing)
 
-    @app.post("/v1/responses", openapi_extra=body_of(ResponsesRequest) | {"parameters": header_parameters()})
+    @app.post("/v1/responses", openapi_extra=body_of(ResponsesRequest) | {"parameters": HEADERS})
     async def responses(request: Request) -> Response:
         timing = read_timing(request.headers, asyncio.get_running_loop().time())
         body, job = await read_as(request, ResponsesRequest, responses_job, limit)
         return await _answer(engine, request, job, timing, ResponsesSurface(request.state.request_id, body))
 
-    @app.post("/v1/messages", openapi_extra=body_of(MessagesRequest) | {"parameters": header_parameters()})
+    @app.post("/v1/messages", openapi_extra=body_of(MessagesRequest) | {"parameters": HEADERS})
     async def messages(request: Request) -> Response:
         timing = read_timing(request.headers, asyncio.get_running_loop().time())
         _, job = await read_as(request, MessagesRequest, messages_job, limit)
@@ -134,6 +146,12 @@ def create_app(engine: Engine, identity: Identity, settings: HttpSettings) -> Fa
         with renaming(job.names):
             ids, _ = await engine.tokenize(one.model, one.chat, caller=request.state.caller)
         return JsonResponse({"input_tokens": len(ids)})
+
+    @app.delete("/v1/streams/{request_id:path}")
+    async def cancel(request: Request, request_id: str) -> Response:
+        """Ends a running request at once, where it would wait for its client to come back. Its id is x-request-id."""
+        await engine.cancel(request_id, caller=request.state.caller)
+        return Response(status_code=204)
 
     @app.post("/tokenize", openapi_extra=body_of(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
@@ -175,22 +193,28 @@ async def _answer(engine: Engine, request: Request, job: Job, timing: Timing, su
     """Runs a job; a client that goes ends it. What fails before the first event keeps its status."""
     watch = ClientWatch(request.receive)
     request_id = request.state.request_id
+    with renaming(job.names):
+        seen = _resumed(request, job)
     for index, one in enumerate(job.inputs):
         one.request_id = request_id if len(job.inputs) == 1 else f"{request_id}-{index}"
         one.target_first_token_ms, one.target_token_gap_ms = timing.first_token_ms, timing.token_gap_ms
 
-    def generate(one: GenerationInput) -> Generation:
+    def generate(index: int, one: GenerationInput) -> Generation:
         deadline = timing.left(asyncio.get_running_loop().time())
-        return engine.generate(one, caller=request.state.caller, deadline=deadline, on_cut=watch.cut)
+        each = job.choices_per_prompt
+        part = None if seen is None else seen[index * each : (index + 1) * each]
+        return engine.generate(one, caller=request.state.caller, deadline=deadline, on_cut=watch.cut, seen=part)
 
+    begins = [functools.partial(generate, index) for index in range(len(job.inputs))]
     if job.default_budget:
-        events = merge([generate_within_context(generate, one) for one in job.inputs])
+        events = merge([generate_within_context(begin, one) for begin, one in zip(begins, job.inputs, strict=True)])
     else:
-        events = merge([generate(one) for one in job.inputs])
+        events = merge([begin(one) for begin, one in zip(begins, job.inputs, strict=True)])
     with renaming(job.names):
         if job.stream:
             first = await watch.run(anext(events))
-            return EventStream(chunks(first, events, surface, job), watch, rate_headers(first[1]))
+            data = chunks(first, events, surface, job, request_id, resumed=seen is not None)
+            return EventStream(data, watch, rate_headers(first[1]))
         async with aclosing(events):
             answers = await watch.run(collect(events, len(job.inputs), job.choices_per_prompt))
     rates = answers[-1].started.headers
@@ -198,6 +222,19 @@ async def _answer(engine: Engine, request: Request, job: Job, timing: Timing, su
         # A long prompt's scores are large: their rendering must not delay the streams beside it.
         return await asyncio.to_thread(lambda: JsonResponse(surface.whole(answers), headers=rates))
     return JsonResponse(surface.whole(answers), headers=rates)
+
+
+def _resumed(request: Request, job: Job) -> list[Seen] | None:
+    """What the client has of each choice already, where it goes on with a stream that broke."""
+    last = request.headers.get(LAST_EVENT, "")
+    if not last:
+        return None
+    if not job.stream:
+        raise bad_request(LAST_EVENT, "needs stream to be true")
+    request_id, seen = parse_event_id(last, len(job.inputs) * job.choices_per_prompt)
+    if request_id != request.state.request_id:
+        raise bad_request(LAST_EVENT, f"is of request {request_id}, and not {request.state.request_id}")
+    return seen
 
 
 def _model(model: ModelDescription) -> dict[str, Any]:

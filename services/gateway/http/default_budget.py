@@ -19,7 +19,8 @@ async def generate_within_context(
     try:
         first = await anext(generation)
     except QuireError as error:
-        if error.reason is not Reason.CONTEXT_EXCEEDED or error.field != "stop.max_tokens":
+        exceeds = error.reason is Reason.CONTEXT_EXCEEDED and error.field == "stop.max_tokens"
+        if not exceeds and error.reason not in (Reason.ALREADY_EXISTS, Reason.NOT_FOUND):  # it may run without a budget
             raise
         request.stop.ClearField("max_tokens")
         generation = generate(request)

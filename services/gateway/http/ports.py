@@ -8,6 +8,7 @@ from typing import Protocol
 from quire.v1 import gateway_pb2, types_pb2
 from services.gateway.caller import Caller
 from services.gateway.events import Event
+from services.gateway.positions import Seen
 
 
 class Generation(Protocol):
@@ -36,6 +37,7 @@ class Engine(Protocol):
         caller: Caller,
         deadline: float | None,
         on_cut: Callable[[], None] | None = None,
+        seen: Sequence[Seen] | None = None,
     ) -> Generation: ...
 
     def model(self, name: str, caller: Caller) -> types_pb2.ModelDescription: ...
@@ -49,6 +51,8 @@ class Engine(Protocol):
         deadline: float | None,
         on_cut: Callable[[], None] | None = None,
     ) -> Generation: ...
+
+    async def cancel(self, request_id: str, *, caller: Caller) -> None: ...
 
     async def tokenize(
         self, model: str, prompt: str | gateway_pb2.Chat, *, caller: Caller, add_special: bool = True

@@ -14,23 +14,45 @@ from services.gateway.http.errors import from_exception
 from services.gateway.http.fanout import cut_short
 from services.gateway.http.surface import Surface
 from services.gateway.http.to_input import Job
+from services.gateway.positions import Track, event_id
 
 
 async def chunks(
-    first: tuple[int, Event], rest: AsyncGenerator[tuple[int, Event], None], surface: Surface, job: Job
+    first: tuple[int, Event],
+    rest: AsyncGenerator[tuple[int, Event], None],
+    surface: Surface,
+    job: Job,
+    request_id: str,
+    *,
+    resumed: bool,
 ) -> AsyncGenerator[bytes, None]:
-    """The bytes to send, one item per event that has something to tell."""
+    """The bytes to send, one item per event that has something to tell; with its id where the stream is kept.
+
+    Of one that is `resumed` the client has what stands before the place that it named: it is rendered for what follows
+    from it, and not sent.
+    """
     finished: list[Finished] = []
     ended_choices = 0
+    track = Track(len(job.inputs) * job.choices_per_prompt)
+    kept = isinstance(first[1], Started) and first[1].kept
+
+    def named(data: bytes) -> bytes:
+        if not (kept and data):
+            return data
+        return b"%sid: %s\n\n" % (data[:-1], event_id(request_id, track.seen).encode("ascii"))
 
     def render(prompt: int, event: Event) -> bytes:
         nonlocal ended_choices
         match event:
             case Delta():
-                ended_choices += event.finish_reason is not None
-                return surface.delta(prompt, event)
+                ended = event.finish_reason is not None
+                ended_choices += ended
+                track.take(prompt * job.choices_per_prompt + event.choice, event.length, ended)
+                data = surface.delta(prompt, event)
+                return b"" if event.seen else named(data)
             case Started():
-                return surface.opening(prompt, event)
+                data = surface.opening(prompt, event)
+                return b"" if resumed else named(data)
             case Finished():
                 finished.append(event)
                 return b""

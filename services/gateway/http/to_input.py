@@ -45,6 +45,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "choice_count": "n",
         "beam_width": "n",
         "request_id": "x-request-id",
+        "last_event_id": "last-event-id",
         "keep_special_tokens": "skip_special_tokens",
         "target_first_token_ms": "x-llm-d-slo-ttft-ms",
         "target_token_gap_ms": "x-llm-d-slo-tpot-ms",

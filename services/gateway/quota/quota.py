@@ -117,6 +117,10 @@ class Quota:
         self._open[grant.name] = grant
         return grant
 
+    def uncounted(self) -> Grant:
+        """For a request that came in elsewhere, and was counted there."""
+        return Grant(uuid.uuid4().hex, (), self._ledger, 0)
+
     def settle(self, grant: Grant, used: int) -> None:
         """A request has ended, having used that many tokens. Idempotent."""
         if self._open.pop(grant.name, None) is None:

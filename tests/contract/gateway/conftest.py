@@ -18,7 +18,7 @@ from services.common.store import Store
 from services.gateway.engine import Engine
 from services.gateway.identity import Identity
 from services.gateway.keys.redis import RedisKeys
-from services.gateway.main import Readiness, make_server, open_keys, open_quota
+from services.gateway.main import Readiness, make_server, open_journal, open_keys, open_quota
 from services.gateway.settings import GatewaySettings
 from tests.contract.gateway.fake_scheduler import FakeScheduler
 
@@ -36,14 +36,17 @@ class Stack(NamedTuple):
 
 
 @asynccontextmanager
-async def running(folder: Path, scheduler: FakeScheduler, **settings: Any) -> AsyncIterator[Stack]:
-    listen = f"unix:{folder}/gateway.sock"
+async def running(
+    folder: Path, scheduler: FakeScheduler, *others: FakeScheduler, name: str = "gateway", **settings: Any
+) -> AsyncIterator[Stack]:
+    listen = f"unix:{folder}/{name}.sock"
+    targets = ",".join(one.target for one in (scheduler, *others))
     chosen = GatewaySettings(
-        listen=listen, scheduler=scheduler.target, metrics_listen="", http_listen="", drain_seconds=5, **settings
+        listen=listen, scheduler=targets, metrics_listen="", http_listen="", drain_seconds=5, **settings
     )
     registry = CollectorRegistry()
     store = None if chosen.redis is None else Store(chosen.redis.get_secret_value())
-    engine = Engine(chosen, registry, open_quota(chosen, registry, store))
+    engine = Engine(chosen, registry, open_quota(chosen, registry, store), open_journal(chosen, store))
     keys = open_keys(chosen, store)
     if isinstance(keys, RedisKeys):
         await keys.start()

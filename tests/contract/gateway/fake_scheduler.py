@@ -25,8 +25,9 @@ def make_bundle(vocabulary: Vocabulary, **config: Any) -> bytes:
     settings = {"chat_template": CHAT_TEMPLATE, "bos_token": BOS, "eos_token": EOS, "add_bos": True} | config
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as bundle:
-        bundle.writestr("tokenizer.json", vocabulary.to_json())
-        bundle.writestr("tokenizer_config.json", json.dumps(settings))
+        # Without the present time, so that bundles of one vocabulary are the same.
+        bundle.writestr(zipfile.ZipInfo("tokenizer.json"), vocabulary.to_json())
+        bundle.writestr(zipfile.ZipInfo("tokenizer_config.json"), json.dumps(settings))
     return buffer.getvalue()
 
 
@@ -56,6 +57,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.models = [self.model]
         self.hellos: list[str] = []
         self.submits: list[scheduler_pb2.Submit] = []
+        self.attaches: list[scheduler_pb2.Attach] = []
         self.stops: list[scheduler_pb2.StopAt] = []
         self.holds: list[scheduler_pb2.Hold] = []
         self.cancels: list[int] = []
@@ -64,6 +66,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.bundles_served = 0
         self._heard = asyncio.Condition()
         self._context: Any = None
+        self._sources: list[tuple[Any, Any]] = []  # of submits and attaches: who sent which
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -87,6 +90,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
                 first = False
             async with self._heard:
                 self.submits += message.submits
+                self.attaches += message.attaches
+                self._sources += [(one, context) for one in (*message.submits, *message.attaches)]
                 self.stops += message.stops
                 self.holds += message.holds
                 self.cancels += [cancel.handle for cancel in message.cancels]
@@ -131,6 +136,10 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
 
     # What a test says and waits for.
+
+    def turn_to(self, sent: Any) -> None:
+        """What is said from now on is said to the gateway that sent this, where there are several."""
+        self._context = next(context for one, context in self._sources if one is sent)
 
     async def say(self, **fields: Any) -> None:
         await self._context.write(scheduler_pb2.ServeResponse(**fields))

@@ -222,11 +222,11 @@ async def test_gap_is_an_error_and_repeats_are_dropped(stack: Stack) -> None:
     assert await stack.scheduler.heard(stack.scheduler.cancels) == submit.handle
 
 
-async def test_repeated_request_id_is_refused_while_it_runs(stack: Stack) -> None:
+async def test_the_id_of_another_request_is_refused_while_that_runs(stack: Stack) -> None:
     call = stack.inference.GenerateStream(asked(request_id="same"))
     submit = await stack.scheduler.heard(stack.scheduler.submits)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await stack.inference.GenerateStream(asked(request_id="same")).read()
+        await stack.inference.GenerateStream(asked("other", request_id="same")).read()
     assert caught.value.code() == grpc.StatusCode.ALREADY_EXISTS
     await stack.scheduler.started(submit)
     await stack.scheduler.tokens(submit, b"x", end=LENGTH)

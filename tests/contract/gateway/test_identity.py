@@ -185,7 +185,7 @@ async def test_request_ids_of_tenants_never_meet(locked: Stack) -> None:
     await locked.scheduler.heard(locked.scheduler.submits, 2)
     assert {(one.tenant, one.request_id) for one in locked.scheduler.submits} == {("acme", "r"), ("blue", "r")}
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await locked.inference.GenerateStream(asked(request_id="r"), metadata=key(OPERATOR)).read()  # acme's too
+        await locked.inference.GenerateStream(asked("other", request_id="r"), metadata=key(OPERATOR)).read()
     assert reason_of(caught.value) == "ALREADY_EXISTS"
     texts = []
     for submit, text in zip(locked.scheduler.submits, (b"one", b"two"), strict=True):

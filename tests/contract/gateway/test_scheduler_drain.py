@@ -26,10 +26,10 @@ async def test_what_a_draining_scheduler_refuses_is_the_next_ones(stack: Stack) 
     )
     for choice in range(2):
         await scheduler.fail(await scheduler.heard(scheduler.submits, 2), Reason.DRAINING, choice)
-    await eventually(lambda: stack.engine._link._dispatch._scheduler_drains)
+    await eventually(lambda: stack.engine._links.placing.sides[0].drains)
     later = stack.inference.Generate(gateway_pb2.GenerateRequest(input=asked(request_id="later").input))
     await eventually(lambda: len(stack.engine._table) == 3)
-    stack.engine._link.expire(asyncio.get_running_loop().time() + 1e6)  # nobody is late yet
+    stack.engine._links.expire(asyncio.get_running_loop().time() + 1e6)  # nobody is late yet
     for choice in range(2):  # what runs ends where it is
         await scheduler.tokens(submit, [*b"done", EOS_ID], choice=choice, end=STOP)
     assert [choice.text for choice in (await running).choices] == ["done"] * 2

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from quire.v1 import types_pb2
+from services.common.errors import QuireError
 from services.gateway.deltas import ChoiceText, DeltaMaker, OutputReader, end_ids, scored_prompt
 from services.gateway.detokenizer import IncrementalDetokenizer
 from services.gateway.output.hermes import HermesParser
 from services.gateway.output.parts import CallArguments, CallBegin, Message, PlainParser, Reasoning, Text, fold
 from services.gateway.output.thinking import Thinking, ThinkingParser
+from services.gateway.positions import Seen
 from services.gateway.requests import OpenChoice, Score
 from services.gateway.stops import StopMatcher
 from services.gateway.tokenizer import ModelTokenizer
@@ -175,3 +177,49 @@ def test_end_ids() -> None:
     model = types_pb2.ModelDescription(eos_token_ids=[1, 2])
     assert end_ids(model, types_pb2.StopCriteria(stop_token_ids=[7])) == {1, 2, 7}
     assert end_ids(model, types_pb2.StopCriteria(stop_token_ids=[7], ignore_eos=True)) == {7}
+
+
+@pytest.mark.parametrize("stops", [(), ("zzz", "w!")])
+def test_whoever_comes_back_gets_the_rest_and_nothing_twice(stops: tuple[str, ...]) -> None:
+    """However the output was cut into deltas before, and however much of it is there by now."""
+    output = [*"tokens \U0001f600 ä w".encode(), 260, 261, *b"!", EOS_ID]
+    whole = OpenChoice(0, output=output, end=STOP, stop_token_id=EOS_ID)
+    deltas = maker(whole, stops)
+    first = deltas.take()
+    assert first is not None
+    for length in range(len(whole.output) + 1):
+        for there in (length, len(output)):
+            choice = OpenChoice(0, output=output[:there])
+            shown = maker(OpenChoice(0, output=output[:length]), stops).take()
+            after = maker(choice, stops)
+            assert after.skip(Seen(there + 1)) is None, "what is not there yet is waited for"
+            skipped = after.skip(Seen(length))
+            assert skipped is not None
+            assert (skipped.seen, skipped.length) == (True, length)
+            assert skipped.text == (shown.text if shown is not None else "")
+            choice.output[:] = output
+            choice.end, choice.stop_token_id = STOP, EOS_ID
+            rest = after.take()
+            assert rest is not None
+            assert skipped.text + rest.text == first.text
+            assert [*skipped.token_ids, *rest.token_ids] == list(first.token_ids)
+            assert rest.finish_reason == STOP
+
+
+def test_an_end_that_was_seen_is_not_told_again() -> None:
+    choice = OpenChoice(0, output=list(b"abc"), end=LENGTH)
+    deltas = maker(choice)
+    skipped = deltas.skip(Seen(3, ended=True))
+    assert skipped is not None
+    assert (skipped.text, skipped.finish_reason) == ("abc", LENGTH)
+    assert deltas.finished
+    assert deltas.take() is None
+    deltas = maker(choice)
+    skipped = deltas.skip(Seen(3))
+    assert skipped is not None
+    assert skipped.finish_reason is None
+    last = deltas.take()
+    assert last is not None
+    assert (last.token_ids, last.finish_reason) == ((), LENGTH)
+    with pytest.raises(QuireError, match="last_event_id: choice 0 ended with 3 tokens"):
+        maker(choice).skip(Seen(4))

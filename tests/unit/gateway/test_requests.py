@@ -61,7 +61,7 @@ def test_scores_are_cut_like_the_tokens() -> None:
     one = started(logprobs=types_pb2.LogprobOptions(output_count=0))
     one.accept_tokens(0, 0, [10], [SCORE], 0)
     one.accept_tokens(0, 0, [10, 11], [SCORE, Score(-2.0, 2, ())], 0)
-    assert one.choices[0].take() == ([10, 11], [SCORE, Score(-2.0, 2, ())])
+    assert one.choices[0].since(0) == ([10, 11], [SCORE, Score(-2.0, 2, ())])
     with pytest.raises(QuireError, match="0 log probabilities"):
         one.accept_tokens(0, 2, [12], [], 0)
 

@@ -41,3 +41,17 @@ def test_beyond_loopback_tls_alone_does_not_say_who_asks(tmp_path: Path) -> None
 def test_wrong_values_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValidationError, match=field):
         GatewaySettings.model_validate({field: value})
+
+
+def test_several_schedulers_are_named_with_commas() -> None:
+    settings = GatewaySettings(scheduler="a:1, b:2,,a:1")
+    assert settings.schedulers == ("a:1", "b:2")
+    with pytest.raises(ValidationError, match="scheduler: names no address"):
+        GatewaySettings(scheduler=" , ")
+
+
+@pytest.mark.parametrize("given", [{}, {"redis": "redis://h:1"}, {"resume_window": 5}])
+def test_a_shared_journal_needs_redis_and_a_window(given: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="journal: redis needs"):
+        GatewaySettings.model_validate({"journal": "redis"} | given)
+    assert GatewaySettings.model_validate({"journal": "redis", "redis": "redis://h:1", "resume_window": 5})

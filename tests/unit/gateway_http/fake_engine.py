@@ -16,6 +16,7 @@ from services.gateway.events import Delta, Embedded, Event, Finished, PromptScor
 from services.gateway.output.parts import CallBegin, CallFault, Part, visible
 from services.gateway.output.template_facts import TemplateFacts
 from services.gateway.output_rule import output_rule
+from services.gateway.positions import Seen
 from services.gateway.validation import check_chat, resolve_max_tokens, validate
 
 MODEL = types_pb2.ModelDescription(
@@ -81,6 +82,7 @@ class FakeEngine:
         caller: Caller,
         deadline: float | None,
         on_cut: Callable[[], None] | None = None,
+        seen: Sequence[Seen] | None = None,
     ) -> AsyncIterator[Event]:
         if request.model not in ("", MODEL.name):
             raise QuireError(Reason.MODEL_NOT_FOUND, f"model: {request.model} is unknown", field="model")
@@ -134,6 +136,9 @@ class FakeEngine:
                 yield event
                 if isinstance(event, Started):
                     yield Embedded((float(len(event.prompt_token_ids)), float(pooling)))
+
+    async def cancel(self, request_id: str, *, caller: Caller) -> None:
+        raise QuireError(Reason.NOT_FOUND, f"request_id: {request_id} is not running", field="request_id")
 
     async def tokenize(
         self, model: str, prompt: str | gateway_pb2.Chat, *, caller: Caller, add_special: bool = True
