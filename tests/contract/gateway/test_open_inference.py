@@ -151,6 +151,7 @@ async def test_a_failure_does_not_end_the_stream(stack: Stack, inference: Any) -
     assert refused.infer_response.id == "r-1"
     stream.send(asked("fails", stream=True))
     submit = await stack.scheduler.heard(stack.scheduler.submits)
+    await stack.scheduler.started(submit)  # what has begun is not tried again
     await stack.scheduler.fail(submit, Reason.EXECUTOR_LOST)
     assert (await anext(stream.messages)).error_message == "it broke"
     stream.send(asked("whole"))
