@@ -26,7 +26,7 @@ TRIED_EVERY, TRIED_CHANCE = 64, 0.5
 """After so many steps without drafts one that is so likely is verified though it seems not to pay: longer steps may
 cost less than is believed, which only they can tell."""
 UNMEASURED = ((1, 1.0), (2, 1.0))
-"""Until measured, drafts cost nothing."""
+"""Until measured, drafts cost next to nothing."""
 
 
 class NgramProposer:
@@ -37,17 +37,21 @@ class NgramProposer:
     weighs_drafts = True
 
     def __init__(
-        self, backend: Backend, costs: Sequence_[tuple[int, float]] = UNMEASURED, most_taken: int = MOST_TAKEN
+        self,
+        backend: Backend,
+        costs: Sequence_[tuple[int, float]] = UNMEASURED,
+        most_taken: int = MOST_TAKEN,
+        margin: float = MARGIN,
     ) -> None:
-        """`costs`: tokens of a step and its seconds, ascending by tokens; `most_taken` as MOST_TAKEN."""
-        self._backend, self._most_taken = backend, most_taken
+        """`costs`: tokens of a step and its seconds, ascending by tokens; the others as MOST_TAKEN and MARGIN."""
+        self._backend, self._most_taken, self._margin = backend, most_taken, margin
         self._learn_anew(costs)
 
     def _learn_anew(self, costs: Sequence_[tuple[int, float]]) -> None:
         self._lookup = _native.PromptLookup(
             costs,
             most_drafts=MAX_DRAFT_TOKENS,
-            margin=MARGIN,
+            margin=self._margin,
             least_pace=LEAST_PACE,
             most_taken=self._most_taken,
             tried_every=TRIED_EVERY,
