@@ -137,3 +137,41 @@ def test_one_disturbed_step_changes_nothing() -> None:
         costs.observe(1, 1, factor)
     costs.observe(1, 2, 90.0)
     assert [costs.ratio(1, tokens) for tokens in (1, 2, 4)] == pytest.approx([1.0, 1.5, 2.0])
+
+
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan, 0.0, -1.0])
+def test_what_is_no_time_says_nothing(wrong: float) -> None:
+    for measured in ([(1, wrong), (2, 1.0)], [(1, 1.0), (2, wrong)]):
+        with pytest.raises(ValueError, match="positive seconds"):
+            StepCosts(measured)
+    costs = StepCosts([(1, 1.0), (2, 1.5), (4, 2.0)])
+    for _ in range(50):
+        costs.observe(1, 1, 1.0)
+        costs.observe(1, 4, wrong)
+    assert [costs.ratio(1, tokens) for tokens in (1, 2, 4)] == pytest.approx([1.0, 1.5, 2.0])
+
+
+def test_a_step_without_tokens_is_none() -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        StepCosts([(0, 1.0), (1, 1.0)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from((-(2**31), -1, 0, 1, 2, 3, 33, 2**31 - 1)),
+            st.sampled_from((-(2**31), -1, 0, 1, 2, 3, 17, 64, 2**31 - 1)),
+            st.sampled_from((math.inf, -math.inf, math.nan, 0.0, -1.0, 1e-320, 1e-300, 1e-6, 1.0, 1e300)),
+        ),
+        max_size=40,
+    )
+)
+def test_whatever_is_heard_drafts_cost_something(heard: list[tuple[int, int, float]]) -> None:
+    costs = StepCosts([(1, 1.0), (2, 1.2), (17, 3.0)])
+    for plain, tokens, seconds in heard:
+        costs.observe(plain, tokens, seconds)
+    for plain in (1, 2, 8, 33):
+        found = [costs.ratio(plain, tokens) for tokens in (plain, plain + 1, plain + 16, plain + 4096)]
+        assert found[0] == 1.0
+        assert all(low < high < math.inf for low, high in itertools.pairwise(found))

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 
 #include "services/executor/native/refuse.h"
 
@@ -20,12 +21,15 @@ struct Offer {
   size_t sequence;
 };
 
+bool is_time(double seconds) { return seconds > 0.0 && std::isfinite(seconds); }
+
 }  // namespace
 
 StepCosts::StepCosts(std::span<const std::pair<int, double>> measured) {
   if (measured.size() < 2) refuse("costs of steps are measured for two numbers of tokens at least");
   for (const auto& [tokens, seconds] : measured) {
     if (!tokens_.empty() && tokens <= tokens_.back()) refuse("costs of steps are measured by ascending tokens");
+    if (tokens < 1 || !is_time(seconds)) refuse("costs of steps are positive seconds of at least one token");
     tokens_.push_back(tokens);
     seconds_.push_back(seconds);
   }
@@ -42,8 +46,9 @@ double StepCosts::ratio(int plain, int tokens) const {
 }
 
 void StepCosts::observe(int plain, int tokens, double seconds) {
+  if (plain < 1 || tokens < plain || !is_time(seconds)) return;
   const Step before = std::exchange(before_, {plain, tokens, seconds});
-  if (before.plain != plain || before.tokens == tokens || !(seconds > 0.0 && before.seconds > 0.0)) return;
+  if (before.plain != plain || before.tokens == tokens) return;
   const auto [fewer, more] = std::minmax(before.tokens, tokens);
   const double measured = tokens > before.tokens ? seconds / before.seconds : before.seconds / seconds;
   // measured = (1 + slope * rise(more)) / (1 + slope * rise(fewer))

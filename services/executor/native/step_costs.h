@@ -16,13 +16,14 @@ namespace quire {
 // for both, and the median of such comparisons counts: single steps are often disturbed.
 class StepCosts {
  public:
-  // Pairs of tokens and seconds, ascending by tokens. Throws std::invalid_argument where there are not at least two.
+  // Pairs of tokens and seconds, ascending by tokens. Throws std::invalid_argument where there are not at least two,
+  // or one takes no time or has no tokens.
   // Other work on the machine only adds to them: no step takes longer than one with more tokens.
   explicit StepCosts(std::span<const std::pair<int, double>> measured);
 
   // Of a step of `tokens`, `plain` of them not drafts.
   double ratio(int plain, int tokens) const;
-  // Takes in what the next step of decodes took.
+  // Takes in what the next step of decodes took; what no step can have taken says nothing.
   void observe(int plain, int tokens, double seconds);
 
  private:

@@ -145,6 +145,7 @@ class ResponsesRequest(Body):
     ) = None
     parallel_tool_calls: bool | None = None
     priority: Int32 | None = Field(None, description="As in chat completions.")
+    speculation: str | int | None = Field(None, description="As in chat completions.")
 
     store: Ignored = None
     metadata: dict[str, str] | None = None
@@ -189,6 +190,7 @@ def responses_job(body: ResponsesRequest) -> tuple[ResponsesRequest, Job]:
         "tool_choice": _choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "priority": body.priority,
+        "speculation": body.speculation,
     }
     return body, view_job(chat, fields)
 

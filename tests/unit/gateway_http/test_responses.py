@@ -62,6 +62,12 @@ async def test_whole(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     assert (request.stop.max_tokens, request.sampling.temperature) == (9, 0.5)
 
 
+async def test_speculation_is_what_it_is_in_chat_completions(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    for stated, said in ((4, "4"), ("off", "off"), (None, "")):
+        await client.post(PATH, json={"input": "hi", "speculation": stated})
+        assert engine.requests.pop().speculation == said
+
+
 async def test_a_cut_answer_is_incomplete(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     answer = (await client.post(PATH, json={"input": "hi", "max_output_tokens": 2})).json()
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
@@ -142,6 +148,8 @@ async def test_formats(client: httpx.AsyncClient, engine: FakeEngine) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"speculation": 17}, "speculation"),
+        ({"speculation": True}, "speculation"),
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
