@@ -56,6 +56,11 @@ class Timed:
         self.proposed |= any(drafts)
         return drafts
 
+    def computed(self, *args: Any) -> None:
+        started = time.thread_time()
+        self._proposer.computed(*args)
+        self.seconds += time.thread_time() - started
+
 
 def load(model: str, draft: str, batch: int) -> LoadedModel:
     block = 32
