@@ -1,8 +1,9 @@
 """Proves and times everything on the first CUDA device, in one process and at most eight minutes.
 
 Needs torch, triton and transformers, and this source tree: no network, no other package, nothing compiled. Parts run
-in the order of what matters most, each within its time; what was found is written after each part, so that a run that
-is cut is of use. Exits with 1 where something is wrong or was cut short; a speed that misses its goal is only told.
+in the order of what matters most, each within its time; what was found is written figure by figure, so that a run that
+is cut is of use. Where a part leaves the card unusable, or does not come back, the program starts anew behind it.
+Exits with 1 where something is wrong or was cut short; a speed that misses its goal is only told.
 
     make gpu-check
     python -m benchmarks.gpu.check --out gpu.json
@@ -17,24 +18,28 @@ import os
 import platform
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks.gpu.report import PartReport, Row, failures, table, write
+from benchmarks.gpu.report import PartReport, Row, failures, read, table, write
 
 SECONDS = 480.0
 """Of all parts together."""
+GRACE = 15.0
+"""Seconds in which a part whose time is over has to come back."""
+CEILINGS = "ceilings"
 
 
-class TimeUp(Exception):
-    """A part's time is over."""
+class TimeUp(BaseException):
+    """A part's time is over. Not an Exception: compilers and transformers catch those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu-check.json"), help="where the figures go as JSON")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time for all parts")
     parser.add_argument("--only", help="parts whose names begin so")
+    parser.add_argument("--resume", action="store_true", help="only parts that the file lacks; it keeps the others")
     parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU: proves the check, not the kernels")
     options = parser.parse_args(argv)
     if options.dry:
@@ -67,13 +73,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parts = [part for part in _parts(setting) if not options.only or part.name.startswith(options.only)]
     if not parts:
         parser.error(f"--only {options.only}: there is no such part")
-    found: list[PartReport] = []
+    found = read(options.out) if options.resume else []
     ends_at = time.monotonic() + options.seconds
+
+    def keep(report: PartReport) -> None:
+        write(options.out, about, [*found, report])
+
+    def start_anew() -> None:
+        rest = ["--resume", "--out", str(options.out), "--seconds", str(max(ends_at - time.monotonic(), 0.0))]
+        rest += ["--only", options.only] if options.only else []
+        print("gpu-check: starts anew", file=sys.stderr, flush=True)
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.gpu.check", *rest])
+
+    done = {report.part for report in found}
     for part in parts:
+        if part.name in done and part.name != CEILINGS:
+            continue
+        found = [report for report in found if report.part != part.name]  # ceilings are needed anew
         # On a CPU a part takes what it takes.
-        found.append(_run(part, ends_at - time.monotonic(), options.seconds if options.dry else part.seconds))
+        most = min(options.seconds if options.dry else part.seconds, ends_at - time.monotonic())
+        found.append(run_part(part, most, keep, start_anew))
         print(table(found[-1:]), flush=True)
-        write(options.out, about, found)
+        if part.name != CEILINGS and not _is_usable(setting.place):
+            start_anew()
     wrong = failures(found)
     print(f"\n{table(found)}\n\n{'all is right' if not wrong else f'{wrong} wrong or cut short'}; {options.out}")
     return 1 if wrong else 0
@@ -90,7 +112,7 @@ def _parts(setting: Any) -> list[Part]:
 
     ceilings = Ceilings()
     return [
-        Part("ceilings", 20, lambda: ceilings.measure(setting)),
+        Part(CEILINGS, 20, lambda: ceilings.measure(setting)),
         Part("right, kernels", 110, lambda: verify(setting)),
         Part("right, sampler", 25, lambda: verify_sampler(setting)),
         Part("right, models", 75, lambda: equality(setting)),
@@ -103,26 +125,45 @@ def _parts(setting: Any) -> list[Part]:
     ]
 
 
-def _run(part: Part, left: float, most: float) -> PartReport:
-    """What it found until it ended, failed, or had no time left."""
+def run_part(
+    part: Part, seconds: float, keep: Callable[[PartReport], None], start_anew: Callable[[], None]
+) -> PartReport:
+    """What it found until it ended, failed, or had no time left; `keep` has all of it at any time.
+
+    `start_anew` is called from another thread where the part does not come back: a kernel that never ends, say.
+    """
     started = time.monotonic()
     rows: list[Row] = []
+
+    def report(ended_by: str) -> PartReport:
+        found = PartReport(part.name, time.monotonic() - started, rows, ended_by)
+        keep(found)
+        return found
+
+    def give_up() -> None:
+        report("it did not come back")
+        start_anew()
+
+    if seconds <= 0:
+        return report("no time was left")
     ended_by = ""
-    if left <= 0:
-        return PartReport(part.name, 0.0, rows, "no time was left")
+    watch = threading.Timer(seconds + GRACE, give_up)
+    watch.daemon = True
+    watch.start()
     try:
-        with _limit(min(most, left)):
+        with _limit(seconds):
             for row in part.rows():
                 rows.append(row)  # one by one: what came before a fault counts
+                report("it was ended from outside")
+    except TimeUp:
+        ended_by = "its time was over"
     except Exception as error:  # whatever a compiler or a driver says: the next part may still be of use
-        # What a kernel meets, the interpreter wraps.
-        if isinstance(error, TimeUp) or isinstance(error.__cause__, TimeUp):
-            ended_by = "its time was over"
-        else:
-            traceback.print_exc()
-            ended_by = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+        ended_by = f"{type(error).__name__}: {error}"
+    finally:
+        watch.cancel()
     _let_go()
-    return PartReport(part.name, time.monotonic() - started, rows, ended_by)
+    return report(ended_by)
 
 
 @contextmanager
@@ -149,7 +190,19 @@ def _let_go() -> None:
 
     gc.collect()
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # of a card that is lost: who asks whether it is usable hears of it
+            torch.cuda.empty_cache()
+
+
+def _is_usable(place: Any) -> bool:
+    """Whether the device still computes; after an illegal access it refuses everything of this process."""
+    import torch
+
+    try:
+        torch.zeros(1, device=place).add_(1).cpu()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _about(device: str, is_dry: bool) -> dict[str, Any]:

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.gpu.models import int4_matrix, on_cuda, on_torch, random_weights
+from benchmarks.gpu.models import meant, on_cuda, on_torch, random_weights
 from benchmarks.gpu.report import Row
 from benchmarks.gpu.runs import generate
 from benchmarks.gpu.setting import Setting
 from services.executor.backends.base import Backend, SamplingRule, StepInputs
 from services.executor.backends.cuda.backend import DTYPES, StepSizes
-from services.executor.backends.torch_parameters import LayerWeights, ModelWeights
 
 SIZES = StepSizes(sequences=4, tokens=256)
-LEAST_AGREEMENT = 0.95
-"""Of most likely tokens in 16 bits: random models have many near ties."""
+LAYERS = 8
+"""Of models whose tokens are to be equal: each layer makes differences of rounding grow, by half in random models."""
+FEW_LAYERS = 2
+"""Of models in 8 and 16 bits, whose differences are larger from the start."""
+MOST_ERROR = {"plain": 0.05, "int8": 0.12, "fp8": 0.35}
+"""Of logits, in parts of their size. Twice what rounding products' operands to these formats gave PyTorch on a CPU."""
 
 
 def equality(setting: Setting) -> Iterator[Row]:
-    """Greedy and seeded tokens in fp32, plain and in 4 bits; in 16 bits, how often the likeliest token is the same."""
-    spec, device = setting.small, setting.device
+    """Greedy and seeded tokens in fp32, plain and in 4 bits; logits in 8 and 16 bits beside those of fp32."""
+    device = setting.device
+    # Heads of their own: with tied ones, a few layers would hardly change which token is the likeliest.
+    spec = replace(setting.small, layer_count=min(setting.small.layer_count, LAYERS), tied_embeddings=False)
     steps, length = setting.sized(32, 2), setting.sized(200, 8)
     draw = random.Random(3)
     prompts = [[draw.randrange(spec.vocab_size) for _ in range(length - 5 * i)] for i in range(2)]
@@ -40,19 +46,19 @@ def equality(setting: Setting) -> Iterator[Row]:
     alone = [generate(fixed, 16, [prompt], steps, 33)[0] for prompt in prompts]
     yield Row("tokens equal alone and together, fixed splits", _share(together, alone), "", 1.0)
 
-    rounded = _rounded(weights)
     ours = on_cuda(spec, weights, device, dtype="fp32", format_="int4", sizes=SIZES, blocks=blocks)
-    theirs = on_torch(spec, rounded, device, dtype="fp32", blocks=blocks)
+    theirs = on_torch(spec, meant(weights, "int4"), device, dtype="fp32", blocks=blocks)
     found, expected = (generate(one, 16, prompts, steps, 64) for one in (ours, theirs))
     yield Row("greedy tokens equal, 4 bits in fp32", _share(found, expected), "", 1.0)
 
+    spec = replace(spec, layer_count=min(spec.layer_count, FEW_LAYERS))
     weights = random_weights(spec, DTYPES[setting.dtype], setting.place)
-    for format_ in ("plain", "int8", "fp8"):
+    for format_, most in MOST_ERROR.items():
         ours = on_cuda(spec, weights, device, dtype=setting.dtype, format_=format_, sizes=SIZES, blocks=blocks)
-        theirs = on_torch(spec, weights, device, dtype=setting.dtype, blocks=blocks)
-        same = (_logits(ours, prompts[0]).argmax(1) == _logits(theirs, prompts[0]).argmax(1)).mean()
-        goal = LEAST_AGREEMENT if format_ == "plain" else None
-        yield Row(f"likeliest tokens equal, {format_} in {setting.dtype}", float(same), "", goal)
+        theirs = on_torch(spec, meant(weights, format_), device, dtype="fp32", blocks=blocks)
+        logits, expected_logits = (_logits(one, prompts[0]) for one in (ours, theirs))
+        error = np.linalg.norm(logits - expected_logits) / np.linalg.norm(expected_logits)
+        yield Row(f"error of logits, {format_} in {setting.dtype}", float(error), "of them", most, "at most")
 
 
 def _share(found: list[list[int]], expected: list[list[int]]) -> float:
@@ -73,19 +79,3 @@ def _logits(backend: Backend, prompt: list[int]) -> NDArray[np.float32]:
         samples=[],
     )
     return backend.logits(inputs, range(count))
-
-
-def _rounded(weights: ModelWeights) -> ModelWeights:
-    """The layers' matrices as 4 bits mean them."""
-
-    def rounded(weight: torch.Tensor) -> torch.Tensor:
-        return int4_matrix(weight).weight.dequantize()
-
-    layers = [
-        LayerWeights(
-            one.attention_norm, rounded(one.qkv), one.qkv_bias, rounded(one.o), one.o_bias,
-            one.mlp_norm, rounded(one.gate_up), one.gate_up_bias, rounded(one.down), one.down_bias,
-        )
-        for one in weights.layers
-    ]  # fmt: skip
-    return ModelWeights(weights.embedding, layers, weights.final_norm, weights.head)

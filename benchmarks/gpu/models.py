@@ -13,7 +13,7 @@ from kernels.quant_matmul import Fp8Weight, Int8Weight, pack_int4
 from services.executor.backends.base import KvShape
 from services.executor.backends.cuda.backend import DTYPES, CudaBackend, StepSizes
 from services.executor.backends.cuda.device import Device
-from services.executor.backends.cuda.matrices import Fp8Matrix, Int4Matrix, Int8Matrix, Matrix, PlainMatrix
+from services.executor.backends.cuda.matrices import Fp8Matrix, Int4Matrix, Int8Matrix, PlainMatrix
 from services.executor.backends.cuda.model import PRODUCT_SPLIT
 from services.executor.backends.cuda.weights import GpuLayer, GpuWeights
 from services.executor.backends.torch_backend import TorchBackend
@@ -22,6 +22,7 @@ from services.executor.backends.torch_parameters import LayerWeights, ModelWeigh
 from services.executor.models.spec import ModelSpec
 
 GROUP = 128
+_Made = PlainMatrix | Int4Matrix | Int8Matrix | Fp8Matrix
 
 LLAMA_8B = ModelSpec(
     architecture="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, layer_count=32, head_count=32,
@@ -101,6 +102,27 @@ def on_torch(
     return backend
 
 
+def meant(weights: ModelWeights, format_: str) -> ModelWeights:
+    """The same in fp32, the layers' matrices as `format_` means them."""
+
+    def value(weight: Tensor) -> Tensor:
+        matrix = _MATRICES[format_](weight, None, None)
+        return matrix.weight.float() if isinstance(matrix, PlainMatrix) else matrix.weight.dequantize()
+
+    layers = [
+        LayerWeights(
+            one.attention_norm.float(), value(one.qkv), _float(one.qkv_bias), value(one.o), _float(one.o_bias),
+            one.mlp_norm.float(), value(one.gate_up), _float(one.gate_up_bias), value(one.down), _float(one.down_bias),
+        )
+        for one in weights.layers
+    ]  # fmt: skip
+    return ModelWeights(weights.embedding.float(), layers, weights.final_norm.float(), weights.head.float())
+
+
+def _float(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.float()
+
+
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype, layer_bits: float) -> int:
     """Bytes that a decode step reads: matrices of the layers in so many bits a number, the head in `dtype`."""
     layer = spec.hidden_size * (spec.query_size + 2 * spec.kv_size + spec.query_size + 3 * spec.intermediate_size)
@@ -119,21 +141,21 @@ def int4_matrix(weight: Tensor, bias: Tensor | None = None, split: int | None = 
     return Int4Matrix(pack_int4(codes, scales.to(stored), None, group), bias, split)
 
 
-def _plain(weight: Tensor, bias: Tensor | None, split: int | None) -> Matrix:
+def _plain(weight: Tensor, bias: Tensor | None, split: int | None) -> _Made:
     return PlainMatrix(weight, bias, split)
 
 
-def _int8(weight: Tensor, bias: Tensor | None, split: int | None) -> Matrix:
+def _int8(weight: Tensor, bias: Tensor | None, split: int | None) -> _Made:
     codes, scales = quantize_plainly(weight.float(), "int8")
     return Int8Matrix(Int8Weight(codes, scales), weight.dtype, bias, split)
 
 
-def _fp8(weight: Tensor, bias: Tensor | None, split: int | None) -> Matrix:
+def _fp8(weight: Tensor, bias: Tensor | None, split: int | None) -> _Made:
     codes, scales = quantize_plainly(weight.float(), "fp8")
     return Fp8Matrix(Fp8Weight(codes, scales), weight.dtype, bias, split)
 
 
-_MATRICES: dict[str, Callable[[Tensor, Tensor | None, int | None], Matrix]] = {
+_MATRICES: dict[str, Callable[[Tensor, Tensor | None, int | None], _Made]] = {
     "plain": _plain, "int4": int4_matrix, "int8": _int8, "fp8": _fp8,
 }  # fmt: skip
 

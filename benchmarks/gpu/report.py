@@ -66,6 +66,18 @@ def write(path: Path, about: dict[str, Any], parts: Sequence[PartReport]) -> Non
     draft.replace(path)
 
 
+def read(path: Path) -> list[PartReport]:
+    """The parts of such a file; none where there is none."""
+    if not path.exists():
+        return []
+    fields = ("name", "value", "unit", "goal", "bound")
+    return [
+        PartReport(part["part"], part["seconds"], [Row(*(row[name] for name in fields)) for row in part["rows"]],
+                   part["ended_by"])
+        for part in json.loads(path.read_text())["parts"]
+    ]  # fmt: skip
+
+
 def failures(parts: Sequence[PartReport]) -> int:
     """Parts cut short and figures that are wrong; a speed that misses its goal is none."""
     return sum(bool(part.ended_by) for part in parts) + sum(

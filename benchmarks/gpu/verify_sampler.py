@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gpu.report import Row
 from benchmarks.gpu.setting import Setting
-from kernels.token_sampler import accept_drafts, score_tokens
+from kernels.token_sampler import accept_drafts, count_tokens, score_tokens
 from services.executor.backends.base import SampleRow, SamplingRule
 from services.executor.backends.cuda.draws import plan_draws
 from services.executor.backends.cuda.memory_layout import send
@@ -43,6 +43,8 @@ def verify_sampler(setting: Setting) -> Iterator[Row]:
     yield Row("of so many", float(len(expected)), "tokens")
 
     targets = torch.arange(len(logits), dtype=torch.int32)
+    # Apart by more than rounding, or equal: both then agree about every rank.
+    logits = (logits * 64).round() / 64
     scores = score_tokens(logits.to(setting.place), targets.to(setting.place), 5)
     wanted = score(list(logits.numpy()), targets.tolist(), 5)
     error = np.abs(scores.chosen.cpu().numpy() - np.array(wanted.chosen)).max()
@@ -57,3 +59,11 @@ def verify_sampler(setting: Setting) -> Iterator[Row]:
     accepted, following = accept_drafts(drawn, drafts, starts)
     is_right = accepted.tolist() == [2, 1, 0] and following.tolist() == [7, 8, 2]
     yield Row("drafts that hold", float(is_right), "", 1.0)
+
+    counts = torch.zeros((3, vocabulary), dtype=torch.int32, device=setting.place)
+    slots, lengths = (torch.tensor(part, dtype=torch.int32, device=setting.place) for part in ([2, -1, 0], [3, 2, 1]))
+    tokens = torch.tensor([[5, 5, vocabulary - 1], [1, 1, 1], [7, 1, 1]], dtype=torch.int32, device=setting.place)
+    count_tokens(counts, slots, tokens, lengths)
+    places = [(row, token, int(counts[row, token])) for row, token in counts.nonzero().tolist()]
+    is_right = places == [(0, 7, 2), (2, 5, 4), (2, vocabulary - 1, 2)]
+    yield Row("tokens counted", float(is_right), "", 1.0)

@@ -11,7 +11,7 @@ from kernels.next_step import DecodeState
 SEQUENCES = 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def feed_back_kernel(
     tokens, positions, slots, contexts, draws, tables, drawn, count, block_size, stride_table, N: tl.constexpr
 ):  # fmt: skip

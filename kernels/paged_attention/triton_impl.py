@@ -20,6 +20,8 @@ from kernels.paged_attention.mixed import AttentionRule, MixedBatch, PagedKv
 from kernels.paged_attention.triton_read import read_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+STEPWISE = ("sequences", "split_count")
+"""Arguments that differ from step to step: compiled once, whatever they are, so that no step waits for a compiler."""
 
 
 @triton.jit
@@ -57,7 +59,7 @@ def merge(top, total, mixed, top2, total2, mixed2):
     return joined, total, mixed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEPWISE)
 def attention_kernel(
     out, mixed_parts, sum_parts, queries, hot,
     warm, warm_key_ranges, warm_value_ranges, cold, cold_key_ranges, cold_value_ranges,
@@ -170,7 +172,7 @@ def attention_kernel(
         tl.store(out + of_head[:, None] * HEAD_SIZE + d[None, :], result.to(out.dtype.element_ty), mask=is_stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEPWISE)
 def merge_kernel(
     out, mixed_parts, sum_parts, query_starts, context_lengths, sinks, sequences, window, split_size, split_count,
     HAS_WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,

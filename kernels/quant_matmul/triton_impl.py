@@ -14,7 +14,7 @@ from torch import Tensor
 from kernels.activations import Quantized
 from kernels.gpu.device import Gpu, gpu_of
 from kernels.gpu.numbers import e4m3_values
-from kernels.quant_matmul.triton_tiles import empty_parts, join, place_of, plan_launch, store
+from kernels.quant_matmul.triton_tiles import STEPWISE, empty_parts, join, place_of, plan_launch, store
 from kernels.quant_matmul.weights import SCALE_COLUMNS, Fp8Weight, Int8Weight
 
 
@@ -59,7 +59,7 @@ def sum_of_split(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEPWISE)
 def product_kernel(
     out, parts, x, weight, x_scales, weight_scales, bias, row_count, token_count, column_count, stride_x,
     block_rows, block_columns, scale_columns, x_groups, split_columns, splits, tiles,

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.device import gpu_of
-from kernels.quant_matmul.triton_tiles import empty_parts, join, place_of, plan_launch, store
+from kernels.quant_matmul.triton_tiles import STEPWISE, empty_parts, join, place_of, plan_launch, store
 from kernels.quant_matmul.weights import Int4Weight
 
 
@@ -60,7 +60,7 @@ def sum_of_split(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=STEPWISE)
 def int4_kernel(
     out, parts, x, codes, scales, offsets, bias, row_count, token_count, column_count, stride_x, stride_codes,
     group_size, split_columns, splits, tiles,

@@ -16,6 +16,9 @@ from torch import Tensor
 from kernels.gpu.device import Gpu
 from kernels.gpu.tuned import tuned
 
+STEPWISE = ("token_count", "splits", "tiles")
+"""Arguments that differ from step to step: compiled once, whatever they are, so that no step waits for a compiler."""
+
 
 @triton.jit
 def place_of(tile, row_tiles, token_tiles, TOGETHER: tl.constexpr):
@@ -59,7 +62,7 @@ def store(out, parts, total, split, bias, row_scales, token_scales, rows, tokens
         tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "token_count"])
 def join_kernel(out, parts, bias, row_scales, token_scales, splits, row_count, token_count, BIAS: tl.constexpr,
                 ROW_SCALED: tl.constexpr, TOKEN_SCALED: tl.constexpr, N: tl.constexpr):  # fmt: skip
     """Adds the splits of N outputs of one token, in their order."""

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["draft_count"])
 def accept_kernel(accepted, following, drawn, drafts, row_starts, draft_count):
     sequence = tl.program_id(0)
     first = tl.load(row_starts + sequence)
@@ -23,7 +23,7 @@ def accept_kernel(accepted, following, drawn, drafts, row_starts, draft_count):
     tl.store(following + sequence, tl.load(drawn + first + held, mask=count >= 0, other=-1))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width"])
 def count_kernel(counts, slots, tokens, token_counts, vocabulary, width):
     sequence = tl.program_id(0)
     slot = tl.load(slots + sequence).to(tl.int64)

@@ -29,7 +29,7 @@ def value_of(bits):
     return tl.where((bits >> 31) != 0, bits ^ 0x80000000, bits ^ 0xFFFFFFFF).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["draft_count", "change_count"])
 def rules_kernel(
     changed, best, logits, slots, counts, drafts, change_ids, change_values, masks, repetition, presence, frequency,
     vocabulary, stride_logits, tiles, draft_count, change_count, mask_words,

@@ -12,7 +12,7 @@ from kernels.token_sampler import TokenScores
 TILE = 4096
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def scores_kernel(
     chosen, ranks, top_ids, top_logprobs, logits, targets, vocabulary, stride_logits, count, N: tl.constexpr
 ):  # fmt: skip

@@ -32,10 +32,10 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def assert_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+def assert_near(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, budget: float | None = None) -> None:
     assert found.dtype == dtype
-    budget = BUDGET[dtype] * float(expected.abs().max())
-    torch.testing.assert_close(found.double().cpu(), expected, rtol=0, atol=budget)
+    atol = (budget or BUDGET[dtype]) * float(expected.abs().max())
+    torch.testing.assert_close(found.double().cpu(), expected, rtol=0, atol=atol)
 
 
 def int4(rows: int, columns: int, group: int, has_offsets: bool, order: torch.Tensor | None = None) -> Int4Weight:
@@ -107,7 +107,8 @@ def test_fp8(block: tuple[int, int] | None, group: int, capability: int, device:
     expected = meant @ Fp8Weight(codes, scales, block).dequantize().double().T
     weight = Fp8Weight(codes.to(device), scales.to(device), block)
     found = triton_impl.multiply(x, weight, torch.float32, None, None, Gpu("tested", capability, 2))
-    assert_near(found, expected, torch.float32)
+    # Hopper's instructions keep 13 bits of a sum's fraction.
+    assert_near(found, expected, torch.float32, 3e-3 if device.type == "cuda" and capability == 90 else None)
 
 
 def test_fixed_splits_do_not_depend_on_the_batch(device: torch.device) -> None:

@@ -6,10 +6,16 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import check, report
+from benchmarks.gpu.check import Part, run_part
 from benchmarks.gpu.report import PartReport, Row, failures, table
 from benchmarks.gpu.tune import combinations, write
 
@@ -54,6 +60,57 @@ def test_what_misses_is_told_and_only_what_is_wrong_fails() -> None:
     assert failures(parts) == 3
     lines = table(parts).splitlines()
     assert [line.split()[-1] for line in lines[1:]] == ["ok", "missed", "missed", "missed", "SHORT"]
+
+
+def part_of(*numbers: float, then: Callable[[], object] = lambda: None) -> Part:
+    def rows() -> Iterator[Row]:
+        yield from (Row(str(number), number, "") for number in numbers)
+        then()
+
+    return Part("some", 9.0, rows)
+
+
+def fail() -> None:
+    raise RuntimeError("an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(
+    ("then", "ended_by"),
+    [
+        (lambda: None, ""),
+        (fail, "RuntimeError: an illegal memory access"),
+        (lambda: time.sleep(9), "its time was over"),
+    ],
+    ids=["whole", "fault", "late"],
+)
+def test_what_came_before_a_fault_is_kept(then: Callable[[], object], ended_by: str) -> None:
+    kept: list[tuple[int, str]] = []
+    report = run_part(
+        part_of(1.0, 2.0, then=then), 0.3, lambda one: kept.append((len(one.rows), one.ended_by)), lambda: None
+    )
+    assert [row.value for row in report.rows] == [1.0, 2.0]
+    assert report.ended_by.startswith(ended_by)
+    assert bool(report.ended_by) == bool(ended_by)
+    assert [count for count, _ in kept] == [1, 2, 2]
+    assert kept[-1][1] == report.ended_by
+
+
+def test_a_part_that_does_not_come_back_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "GRACE", 0.1)
+    monkeypatch.setattr(check, "_limit", lambda seconds: nullcontext())  # as in a driver, where no signal is heard
+    told, left = [], threading.Event()
+    run_part(part_of(1.0, then=lambda: left.wait(9)), 0.1, lambda one: told.append(one.ended_by), left.set)
+    assert "it did not come back" in told
+
+
+def test_a_run_goes_on_where_another_was_lost(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    lost = PartReport("right, sampler", 3.0, [Row("a", 0.5, "x", 1.0)], "RuntimeError: lost")
+    report.write(out, {}, [PartReport("ceilings", 1.0, []), lost])
+    done = run("benchmarks.gpu.check", "--dry", "--out", out, "--resume", "--only", "right, sampler")
+    assert done.returncode == 1
+    assert "RuntimeError: lost" in done.stdout
+    assert report.read(out)[1] == lost
 
 
 def test_no_time_is_a_part_cut_short(tmp_path: Path) -> None:

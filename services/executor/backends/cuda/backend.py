@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.token_sampler import score_tokens
-from services.executor.backends.base import KvShape, PooledRows, PromptScoreRows, StepInputs, StepOutputs
+from services.executor.backends.base import (
+    KvShape,
+    PooledRows,
+    PromptScoreRows,
+    SampleRow,
+    SamplingRule,
+    StepInputs,
+    StepOutputs,
+)
 from services.executor.backends.cuda.buckets import Bucket, buckets
 from services.executor.backends.cuda.decode import DecodeSteps
 from services.executor.backends.cuda.device import Device
@@ -209,14 +217,19 @@ class CudaBackend:
         return taken + free - (self._device.free_memory() or 0)
 
     def _try_prefill(self, kv: GpuKv, tokens: int) -> None:
-        """The longest step there is, of one sequence, every token scored as a prompt's."""
+        """The longest step there is: a sequence's tokens scored as a prompt's, and all the tokens that a step may draw.
+
+        They draw as drafts do, under penalties: that takes the most memory of all.
+        """
+        drawn = min(self._sizes.sequences * self._sizes.queries, tokens)
+        rule = SamplingRule(temperature=1.0, frequency_penalty=1.0, logprob_count=0)
         inputs = StepInputs(
             token_ids=np.zeros(tokens, np.int32),
             positions=np.arange(tokens, dtype=np.int32),
             query_starts=np.array([0, tokens], np.int32),
             context_lengths=np.array([tokens], np.int32),
             block_tables=np.arange(-(-tokens // kv.block_size), dtype=np.int32)[None],
-            samples=[],
+            samples=[SampleRow(0, rule, [0], [], draft_ids=[0] * (drawn - 1))],
             prompt_scores=[PromptScoreRows(0, [0] * min(tokens, _LOGIT_ROWS), 0)],
         )
-        self._begin(kv, inputs, plan_draws((), None)).outputs()
+        self._begin(kv, inputs, plan_draws(inputs.samples, None)).outputs()

@@ -149,8 +149,16 @@ class CudaDevice:
         run()  # compiles, and makes what libraries keep
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graphs, stream=self._stream, capture_error_mode="thread_local"):
-            run()
+        try:
+            with torch.cuda.graph(graph, pool=self._graphs, stream=self._stream, capture_error_mode="thread_local"):
+                run()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            # A graph takes memory of the driver too, whose refusal torch does not name.
+            if "out of memory" in str(error):
+                raise torch.OutOfMemoryError(str(error)) from error
+            raise
         return graph.replay
 
     def follow(self) -> None:
