@@ -33,7 +33,7 @@ SMOLLM2 = ModelSpec(
     kv_head_count=3, head_size=64, context_length=2048, norm_epsilon=1e-5, rope_theta=100000.0, tied_embeddings=True,
 )  # fmt: skip
 TINY = ModelSpec(
-    architecture="llama", vocab_size=300, hidden_size=64, intermediate_size=96, layer_count=1, head_count=4,
+    architecture="llama", vocab_size=120, hidden_size=64, intermediate_size=48, layer_count=1, head_count=4,
     kv_head_count=2, head_size=16, context_length=128, norm_epsilon=1e-5, rope_theta=10000.0, attention_bias=True,
 )  # fmt: skip
 

@@ -85,7 +85,7 @@ def _decode_seconds(setting: Setting, backend: Backend, sequences: int, context:
     prompts = [[(7 * i + j) % backend.spec.vocab_size for j in range(context)] for i in range(sequences)]
     run = Run(backend, 16, prompts, context + steps + WARM_UP)
     run.prefill(256)
-    run.decode(WARM_UP)
+    run.decode(setting.sized(WARM_UP))
     return wall_seconds(lambda: run.decode(steps), lambda: _wait(setting)) / steps
 
 

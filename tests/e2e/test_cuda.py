@@ -10,7 +10,7 @@ from tests.e2e.requests import greedy, ids_of, seeded
 from tests.e2e.stack import Stack
 from tests.fixtures.models import make_rand_model, reference_generate
 
-TOKENS = 4
+TOKENS = 3
 PROMPTS = [[65, 66, 67], list(range(40, 50))]
 SIZES = {"max_sequences": 4, "max_step_tokens": 16, "block_size": 16}
 

@@ -31,7 +31,7 @@ def kind(request) -> str:
 @pytest.fixture(scope="module")
 def count(kind) -> int:
     """Of output tokens."""
-    return 3 if kind in SLOW else COUNT
+    return 2 if kind in SLOW else COUNT
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_greedy_equals_the_uncached_reference(bench, kind, path, count):
 
 
 def test_seeded_output_is_the_same_alone_in_chunks_and_resumed(bench, kind, count):
-    prompts = prompts_of(6)[2:3] if kind in SLOW else prompts_of(6)
+    prompts = [min(prompts_of(6), key=len)] if kind in SLOW else prompts_of(6)
     rule = {"temperature": 1.0, "top_p": 0.9, "seed": 17, "repetition_penalty": 1.1}
     together, before = run_all(bench, prompts, 64, count, **rule), min(4, count - 1)
     for i, prompt in enumerate(prompts):
@@ -115,7 +115,7 @@ def test_a_cached_prefix_gives_the_same_answer(bench, model, path, count):
 def test_prompt_logprobs_do_not_depend_on_chunks(bench, kind):
     prompt = prompts_of(3)[2]
     seen = []
-    for number, limit in enumerate((64, 3)):
+    for number, limit in enumerate((64, 8 if kind in SLOW else 3)):
         bench.take(
             enter=[state(number, prompt, range(10), max_tokens=1, prompt_logprobs=2)], grants=[(number, limit, 60)]
         )

@@ -25,7 +25,7 @@ from tests.unit.executor.conftest import make_bench
 from tests.unit.executor.plans import state, tokens_by_sequence
 from tests.unit.executor.speculation.oracle import Oracle
 
-COUNT = 4
+COUNT = 3
 PROMPTS = [[7, 3, 9, 12], [65, 66]]
 ASKED = {
     "block_size": 16, "kv_blocks": 24, "threads": 1, "dtype": "fp32", "max_sequences": 4, "max_step_tokens": 64,
@@ -167,7 +167,7 @@ def test_colder_copies_are_torch_s_bit_for_bit(path: Path) -> None:
 def test_deterministic_texts_are_the_same_alone(path: Path, models) -> None:
     ours = load(path, "cuda", kv="hot", deterministic=True)
     assert "cut at" in ours.backend.numerics
-    assert answers(ours, RULES[1]) == answers(models[0], RULES[1])
+    assert answers(ours, RULES[0]) == answers(models[0], RULES[0])
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a card multiplies bf16")

@@ -13,8 +13,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks.gpu import check, report
+from benchmarks.gpu import check, report, tune
 from benchmarks.gpu.check import Part, run_part
 from benchmarks.gpu.report import PartReport, Row, failures, table
 from benchmarks.gpu.tune import combinations, write
@@ -22,17 +23,17 @@ from benchmarks.gpu.tune import combinations, write
 ROOT = Path(__file__).parents[3]
 
 
-def run(*command: str | Path, interpret: str = "1") -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"TRITON_INTERPRET": interpret, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [sys.executable, "-m", *map(str, command)], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # --dry sets it: it is put back
 
 
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], dict[str, object]]:
     out = tmp_path_factory.mktemp("check") / "gpu.json"
-    done = run("benchmarks.gpu.check", "--dry", "--out", out)
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "benchmarks.gpu.check", "--dry", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     return done, json.loads(out.read_text())
 
 
@@ -103,35 +104,55 @@ def test_a_part_that_does_not_come_back_is_left_behind(monkeypatch: pytest.Monke
     assert "it did not come back" in told
 
 
-def test_a_run_goes_on_where_another_was_lost(tmp_path: Path) -> None:
+def test_a_run_goes_on_where_another_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "gpu.json"
-    lost = PartReport("right, sampler", 3.0, [Row("a", 0.5, "x", 1.0)], "RuntimeError: lost")
+    lost = PartReport("lost", 3.0, [Row("a", 0.5, "x", 1.0)], "RuntimeError: of the card")
     report.write(out, {}, [PartReport("ceilings", 1.0, []), lost])
-    done = run("benchmarks.gpu.check", "--dry", "--out", out, "--resume", "--only", "right, sampler")
-    assert done.returncode == 1
-    assert "RuntimeError: lost" in done.stdout
-    assert report.read(out)[1] == lost
+    names = ("ceilings", "lost", "later")
+    parts = [Part(name, 9.0, lambda name=name: iter([Row(name, 2.0, "")])) for name in names]  # type: ignore[misc]
+    monkeypatch.setattr(check, "_parts", lambda setting: parts)
+    assert check.main(["--dry", "--out", str(out), "--resume"]) == 1
+    found = {part.part: part for part in report.read(out)}
+    assert set(found) == set(names)
+    assert found["lost"] == lost
+    assert found["ceilings"].rows[0].value == found["later"].rows[0].value == 2.0
+    assert "of the card" in capsys.readouterr().out
 
 
-def test_no_time_is_a_part_cut_short(tmp_path: Path) -> None:
-    out = tmp_path / "gpu.json"
-    done = run("benchmarks.gpu.check", "--dry", "--out", out, "--seconds", "0", "--only", "ceilings")
-    assert done.returncode == 1
-    assert json.loads(out.read_text())["parts"][0]["ended_by"] == "no time was left"
+def test_behind_a_part_that_leaves_no_card_the_program_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, started = tmp_path / "gpu.json", []
+    monkeypatch.setattr(check, "_parts", lambda setting: [part_of(1.0)])
+    monkeypatch.setattr(check, "_is_usable", lambda place: False)
+    monkeypatch.setattr(os, "execv", lambda path, command: started.append(command))
+    check.main(["--dry", "--out", str(out)])
+    (command,) = started
+    assert command[2:6] == ["benchmarks.gpu.check", "--resume", "--out", str(out)]
+    assert [part.part for part in report.read(out)] == ["some"]
 
 
-def test_without_a_card_the_check_says_so(tmp_path: Path) -> None:
-    done = run("benchmarks.gpu.check", "--out", tmp_path / "gpu.json", interpret="0")
-    assert done.returncode == 2
-    assert "there is no CUDA device" in done.stderr
+def test_no_time_is_a_part_cut_short() -> None:
+    kept: list[PartReport] = []
+    assert run_part(part_of(1.0), 0.0, kept.append, lambda: None) == kept[0]
+    assert (kept[0].rows, kept[0].ended_by) == ([], "no time was left")
 
 
-def test_tuning_writes_a_table_that_kernels_read(tmp_path: Path) -> None:
+def test_without_a_card_the_check_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert check.main(["--out", str(tmp_path / "gpu.json")]) == 2
+    assert "there is no CUDA device" in capsys.readouterr().err
+
+
+def test_tuning_writes_a_table_that_kernels_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "card.json"
     out.write_text(json.dumps({"multiply_int4": [], "other": [{"shape": {}, "config": {}}]}))
-    done = run("benchmarks.gpu.tune", "--dry", "--out", out, "--only", "paged_attention")
-    assert done.returncode == 0, done.stderr
-    assert "paged_attention" in done.stdout
+    assert tune.main(["--dry", "--out", str(out), "--only", "paged_attention"]) == 0
+    assert "paged_attention" in capsys.readouterr().out
     from kernels.gpu.tuned import read_table
 
     assert set(read_table(out)) >= {"multiply_int4", "other"}
