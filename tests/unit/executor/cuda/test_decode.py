@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from services.executor.backends.base import SamplingRule
 from services.executor.backends.cuda.backend import CudaBackend, StepSizes
 from services.executor.backends.cuda.decode import DecodeSteps
 from services.executor.backends.cuda.device import Device, InterpretedDevice, find_device
+from services.executor.backends.cuda.sampler import Sampler
 from tests.triton_device import DEVICE
 
 PROMPTS = [[7, 8, 9], [100, 3]]
@@ -107,7 +109,7 @@ def test_what_finds_no_memory_is_not_captured(weights, caplog) -> None:
     assert generate(backend, 16, PROMPTS, 1) == generate(full, 16, PROMPTS, 1)
 
 
-def test_memory_is_what_is_left_once_steps_have_theirs(weights) -> None:
+def test_memory_is_what_is_left_once_steps_have_theirs(weights, monkeypatch) -> None:
     class Card(InterpretedDevice):
         """Has a thousand bytes; what is captured takes a tenth."""
 
@@ -117,14 +119,19 @@ def test_memory_is_what_is_left_once_steps_have_theirs(weights) -> None:
             return self.free
 
         def most_taken(self, run):
+            drawn.clear()
             run()
+            assert drawn == [2 * 3]  # all that a step may draw: a token and two drafts of each sequence
             return 200
 
         def capture(self, run):
             self.free = 900
             return run
 
-    backend = on_cuda(TINY, weights, Card(), dtype="fp32", sizes=SIZES, blocks=24)
+    drawn: list[int] = []
+    plain = Sampler.draw
+    monkeypatch.setattr(Sampler, "draw", lambda self, logits, *a: drawn.append(len(logits)) or plain(self, logits, *a))
+    backend = on_cuda(TINY, weights, Card(), dtype="fp32", sizes=replace(SIZES, queries=3), blocks=24)
     backend._device.free = 1000
     assert backend.device_memory() == 700
 
