@@ -60,6 +60,9 @@ async def test_a_small_pool_preempts_and_changes_no_text(model: Path) -> None:
     async with Stack(model, executor=AGES) as stack:
         alone = [(await ids_of(stack.gateway, [request]))[0] for request in requests]
     async with Stack(model, executor=AGES, kv_blocks=36) as stack:
-        assert await at_once(stack, len(requests), ids_of(stack.gateway, requests)) == alone
-        assert (await status(stack.gateway)).scheduler.preemption_count > 0, "there was room for all"
-        await all_blocks_back(stack.gateway)
+        for _ in range(4):  # on a busy machine some may have ended before others have grown
+            assert await at_once(stack, len(requests), ids_of(stack.gateway, requests)) == alone
+            await all_blocks_back(stack.gateway)
+            if (await status(stack.gateway)).scheduler.preemption_count:
+                return
+        pytest.fail("there was always room for all")
