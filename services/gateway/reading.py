@@ -83,7 +83,7 @@ class Reading:
             events.append(Embedded(request.embedding))
         for maker, choice in zip(self._makers, request.choices, strict=True):
             if (seen := self._skips.get(choice.index)) is not None:
-                if (delta := maker.skip(seen)) is None:
+                if not self._begun or (delta := maker.skip(seen)) is None:
                     continue
                 del self._skips[choice.index]
                 events.append(delta)
