@@ -25,6 +25,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from quire.v1 import executor_pb2
+from services.common.speculation import MAX_DRAFT_TOKENS
 from services.executor.backends.base import Backend, KvShape
 from services.executor.batch import StepLimits
 from services.executor.bench_loop import BenchLoop, greedy_sequence
@@ -185,8 +186,8 @@ def _summed(sent: Sequence[executor_pb2.StepResults], batch: int) -> _Run:
 
 
 def step_seconds(backend: Backend, shape: KvShape, tokens: int) -> float:
-    """Of the backend alone: that many tokens, one drawn after each."""
-    return timed_step(backend, shape, 0, tokens, drafts=tokens - 1)
+    """Of the backend alone: that many tokens, one drawn after each as far as drafts of one sequence may go."""
+    return timed_step(backend, shape, 0, tokens, drafts=min(tokens - 1, MAX_DRAFT_TOKENS))
 
 
 def measure(folder: Path, noises: Sequence[float], batches: Sequence[int], rounds: int) -> list[Point]:
