@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 Ignored = Annotated[Any, Field(description="Accepted; it has no effect on the output.")]
@@ -19,6 +19,16 @@ def only(*accepted: Any) -> AfterValidator:
         raise PydanticCustomError("unsupported_parameter", "is not supported")
 
     return AfterValidator(check)
+
+
+def by_type(default: str, what: str) -> Discriminator:
+    """Tells objects apart by their field `type`, `default` where they have none. Branches are named as pydantic names
+    them, dict[TYPE]: errors leave them out."""
+
+    def kind(value: Any) -> str:
+        return f"dict[{value.get('type', default) if isinstance(value, dict) else default}]"
+
+    return Discriminator(kind, "unsupported_parameter", f"{what} of this type are not supported")
 
 
 class Body(BaseModel):

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
-from services.gateway.chat_checks import MAX_ID, MAX_TOOLS
-from services.gateway.http.body_types import Body, Ignored, only
+from services.gateway.chat_checks import MAX_TOOLS
+from services.gateway.http.body_types import Body, Ignored, by_type, only
 from services.gateway.http.chat_view import view_job
 from services.gateway.http.errors import bad_request
 from services.gateway.http.schemas import Int32, Message, ModelName, Number, Strings
@@ -20,6 +20,7 @@ from services.gateway.http.tools import (
     ChosenFunction,
     ChosenTool,
     Function,
+    Id,
     Name,
     TemplateArguments,
     Tool,
@@ -27,8 +28,6 @@ from services.gateway.http.tools import (
     WrittenFunction,
 )
 from services.gateway.validation import MAX_MESSAGES
-
-Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
 
 
 class TextBlock(Body):
@@ -64,17 +63,12 @@ class ThinkingBlock(Body):
     signature: Ignored = None
 
 
-def _kind(value: Any) -> str:
-    kind = value.get("type", "text") if isinstance(value, dict) else "text"
-    return f"dict[{kind}]"
-
-
 Block = Annotated[
     Annotated[TextBlock, Tag("dict[text]")]
     | Annotated[ToolUse, Tag("dict[tool_use]")]
     | Annotated[ToolResult, Tag("dict[tool_result]")]
     | Annotated[ThinkingBlock, Tag("dict[thinking]")],
-    Discriminator(_kind, "unsupported_parameter", "blocks of this type are not supported"),
+    by_type("text", "blocks"),
 ]
 
 

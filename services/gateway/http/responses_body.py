@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from services.gateway.chat_checks import MAX_ID, MAX_TOOLS
-from services.gateway.http.body_types import Body, Ignored, only
+from services.gateway.chat_checks import MAX_TOOLS
+from services.gateway.http.body_types import Body, Ignored, by_type, only
 from services.gateway.http.chat_view import view_job
 from services.gateway.http.schemas import Int32, Message, ModelName, Number
 from services.gateway.http.structured import JsonSchemaFormat, ResponseFormat
@@ -17,6 +17,7 @@ from services.gateway.http.tools import (
     ChosenFunction,
     ChosenTool,
     Function,
+    Id,
     Name,
     Tool,
     WrittenCall,
@@ -25,7 +26,6 @@ from services.gateway.http.tools import (
 )
 from services.gateway.validation import MAX_MESSAGES
 
-Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
 Status = Annotated[str | None, Field(description="Without a meaning here.")]
 
 
@@ -79,17 +79,12 @@ class ReasoningItem(Body):
     status: Status = None
 
 
-def _kind(value: Any) -> str:
-    kind = value.get("type", "message") if isinstance(value, dict) else "message"
-    return f"dict[{kind}]"
-
-
 Item = Annotated[
     Annotated[MessageItem, Tag("dict[message]")]
     | Annotated[CallItem, Tag("dict[function_call]")]
     | Annotated[ResultItem, Tag("dict[function_call_output]")]
     | Annotated[ReasoningItem, Tag("dict[reasoning]")],
-    Discriminator(_kind, "unsupported_parameter", "items of this type are not supported"),
+    by_type("message", "items"),
 ]
 Items = Annotated[list[Item], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
 

@@ -20,6 +20,7 @@ from services.gateway.http.errors import renaming
 from services.gateway.output.parts import CallArguments, CallBegin, Message, Part
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
+Id = Annotated[str, Field(min_length=1, max_length=MAX_ID)]
 MODES: Mapping[str, gateway_pb2.ToolMode.ValueType] = {
     "auto": TOOL_MODE_AUTO,
     "none": TOOL_MODE_NONE,
@@ -56,7 +57,7 @@ class WrittenFunction(Body):
 class WrittenCall(Body):
     """A call in an earlier message."""
 
-    id: Annotated[str, Field(min_length=1, max_length=MAX_ID)]
+    id: Id
     type: Literal["function"] = "function"
     function: WrittenFunction
     index: int | None = Field(default=None, description="As it was streamed; without a meaning here.")
@@ -96,7 +97,9 @@ class ToolFields(Body):
     chat_template_kwargs: TemplateArguments | None = None
 
 
-def tool_of(name: str, description: str | None, schema: dict[str, Any] | None, strict: bool | None, path: str) -> Any:
+def tool_of(
+    name: str, description: str | None, schema: dict[str, Any] | None, strict: bool | None, path: str
+) -> gateway_pb2.Tool:
     """A tool of the engine's. Raises HttpError naming `path` for a schema that is nested too deeply."""
     text = ""
     if schema is not None:

@@ -6,7 +6,8 @@ import enum
 from collections.abc import Collection
 
 from services.gateway.output.call_reader import CallReader
-from services.gateway.output.marks import SPACES, may_begin, until_mark
+from services.gateway.output.growing import GrowingText
+from services.gateway.output.marks import SPACES, may_begin
 from services.gateway.output.parts import Part, Text
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -19,20 +20,13 @@ class _At(enum.Enum):
     BEHIND = enum.auto()
 
 
-class HermesParser:
+class HermesParser(GrowingText):
     """Blanks that touch a call are dropped; all else that is no call is text."""
 
     def __init__(self, tools: Collection[str]) -> None:
+        super().__init__()
         self._calls = CallReader(tools)
         self._at = _At.TEXT
-        self._held = ""
-
-    def push(self, text: str) -> list[Part]:
-        self._held += text
-        parts: list[Part] = []
-        while self._step(parts):
-            pass
-        return parts
 
     def finish(self) -> list[Part]:
         held, self._held = self._held, ""
@@ -41,16 +35,12 @@ class HermesParser:
         return self._calls.finish()
 
     def _step(self, parts: list[Part]) -> bool:
-        """Goes on as far as one state reaches. False where more text is needed."""
         match self._at:
             case _At.TEXT:
-                certain, held, behind = until_mark(self._held, BEGIN)
-                if certain:
-                    parts.append(Text(certain))
+                behind = self._until(BEGIN, Text, parts)
                 if behind is None:
-                    self._held = held
                     return False
-                self._calls.begin(held)
+                self._calls.begin(self._held)
                 self._at, self._held = _At.CALL, behind
             case _At.CALL:
                 self._held, read = self._calls.push(self._held)

@@ -7,7 +7,8 @@ import enum
 from collections.abc import Collection
 
 from services.gateway.output.call_reader import CallReader
-from services.gateway.output.marks import SPACES, may_begin, until_mark
+from services.gateway.output.growing import GrowingText
+from services.gateway.output.marks import SPACES, may_begin
 from services.gateway.output.parts import Part, Text
 
 TAG = "<|python_tag|>"
@@ -20,20 +21,13 @@ class _At(enum.Enum):
     TEXT = enum.auto()
 
 
-class LlamaParser:
+class LlamaParser(GrowingText):
     """Blanks that touch a call are dropped; all else that is no call is text."""
 
     def __init__(self, tools: Collection[str]) -> None:
+        super().__init__()
         self._calls = CallReader(tools)
         self._at = _At.START
-        self._held = ""
-
-    def push(self, text: str) -> list[Part]:
-        self._held += text
-        parts: list[Part] = []
-        while self._step(parts):
-            pass
-        return parts
 
     def finish(self) -> list[Part]:
         held, self._held = self._held, ""
@@ -42,18 +36,14 @@ class LlamaParser:
         return [Text(held)] if held else self._calls.finish()
 
     def _step(self, parts: list[Part]) -> bool:
-        """Goes on as far as one state reaches. False where more text is needed."""
         match self._at:
             case _At.START | _At.NEXT:
                 return self._look_for_call()
             case _At.TEXT:
-                certain, held, behind = until_mark(self._held, TAG)
-                if certain:
-                    parts.append(Text(certain))
+                behind = self._until(TAG, Text, parts)
                 if behind is None:
-                    self._held = held
                     return False
-                self._begin(held, behind)
+                self._begin(self._held, behind)
             case _At.CALL:
                 self._held, read = self._calls.push(self._held)
                 parts.extend(read)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 
-from services.gateway.output.marks import SPACES, may_begin, until_mark
+from services.gateway.output.growing import GrowingText
+from services.gateway.output.marks import SPACES, may_begin
 from services.gateway.output.parts import Parser, Part, Reasoning
 
 BEGIN, END = "<think>", "</think>"
@@ -26,15 +27,15 @@ class _At(enum.Enum):
     ANSWER = enum.auto()
 
 
-class ThinkingParser:
+class ThinkingParser(GrowingText):
     """Blanks that touch the marks are dropped. What is never closed is all thinking."""
 
     def __init__(self, answer: Parser, thinking: Thinking) -> None:
         """`answer` reads what follows."""
+        super().__init__()
         self._answer = answer
         first = {Thinking.NEVER: _At.ANSWER, Thinking.MAYBE: _At.START, Thinking.OPEN: _At.FIRST}
         self._at = first[thinking]
-        self._held = ""
         self.thought = thinking is Thinking.OPEN
         """Whether the output has thinking."""
 
@@ -46,11 +47,7 @@ class ThinkingParser:
     def push(self, text: str) -> list[Part]:
         if self._at is _At.ANSWER:
             return self._answer.push(text)
-        self._held += text
-        parts: list[Part] = []
-        while self._step(parts):
-            pass
-        return parts
+        return super().push(text)
 
     def finish(self) -> list[Part]:
         held, self._held = self._held, ""
@@ -62,7 +59,6 @@ class ThinkingParser:
         return self._answer.finish()
 
     def _step(self, parts: list[Part]) -> bool:
-        """Goes on as far as one state reaches. False where more text is needed."""
         match self._at:
             case _At.START:
                 text = self._held.lstrip(SPACES)
@@ -79,11 +75,8 @@ class ThinkingParser:
                     return False
                 self._at = _At.REASONING if self._at is _At.FIRST else _At.ANSWER
             case _At.REASONING:
-                certain, held, behind = until_mark(self._held, END)
-                if certain:
-                    parts.append(Reasoning(certain))
+                behind = self._until(END, Reasoning, parts)
                 if behind is None:
-                    self._held = held
                     return False
                 self._at, self._held = _At.BEHIND, behind
             case _At.ANSWER:
