@@ -22,7 +22,15 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from quire.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2, scheduler_status_pb2, types_pb2
+from quire.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    gateway_pb2,
+    gateway_pb2_grpc,
+    scheduler_pb2,
+    scheduler_status_pb2,
+    types_pb2,
+)
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 DEFAULT_TARGET = "127.0.0.1:50051"
@@ -107,7 +115,7 @@ class Client:
             self._channel = grpc.secure_channel(target, credentials, options=options)
         self._metadata = bearer(api_key)
         self._inference = gateway_pb2_grpc.InferenceServiceStub(self._channel)
-        self._admin = gateway_pb2_grpc.AdminServiceStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def __enter__(self) -> Self:
         return self
@@ -205,16 +213,16 @@ class Client:
         """The models that can be asked for."""
         return list(self._call(self._inference.ListModels, gateway_pb2.ListModelsRequest()).models)
 
-    def status(self) -> gateway_pb2.GetStatusResponse:
+    def status(self) -> admin_pb2.GetStatusResponse:
         """State of all services."""
-        status: gateway_pb2.GetStatusResponse = self._call(self._admin.GetStatus, gateway_pb2.GetStatusRequest())
+        status: admin_pb2.GetStatusResponse = self._call(self._admin.GetStatus, admin_pb2.GetStatusRequest())
         return status
 
     def change_model(
         self, action: Literal["load", "unload", "reload"], name: str, source: str = ""
     ) -> list[types_pb2.ModelDescription]:
         """Loads, unloads or reloads a model; answers with the models after it. `source` as for `quire up --model`."""
-        request = gateway_pb2.ChangeModelRequest(action=_ACTIONS[action], name=name, source=source)
+        request = admin_pb2.ChangeModelRequest(action=_ACTIONS[action], name=name, source=source)
         return list(self._call(self._admin.ChangeModel, request).models)
 
     def executors(self) -> list[scheduler_status_pb2.ExecutorStatus]:
@@ -228,12 +236,12 @@ class Client:
         self, action: Literal["add", "drain", "remove"], target: str
     ) -> list[scheduler_status_pb2.ExecutorStatus]:
         """Adds, drains or removes an executor by its address; answers with the executors after it."""
-        request = gateway_pb2.ChangeExecutorRequest(action=_EXECUTOR_ACTIONS[action], target=target)
+        request = admin_pb2.ChangeExecutorRequest(action=_EXECUTOR_ACTIONS[action], target=target)
         return list(self._call(self._admin.ChangeExecutor, request).executors)
 
-    def usage(self, first: date, last: date, *, tenant: str = "") -> list[gateway_pb2.UsageRow]:
+    def usage(self, first: date, last: date, *, tenant: str = "") -> list[admin_pb2.UsageRow]:
         """What tenants, or one of them, used on those days (UTC), by day, tenant and model."""
-        request = gateway_pb2.GetUsageRequest(first_day=first.isoformat(), last_day=last.isoformat(), tenant=tenant)
+        request = admin_pb2.GetUsageRequest(first_day=first.isoformat(), last_day=last.isoformat(), tenant=tenant)
         return list(self._call(self._admin.GetUsage, request).rows)
 
     def _call(self, method: Any, request: Any) -> Any:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from quire.client import Client, ClientError
-from quire.v1 import gateway_pb2
+from quire.v1 import admin_pb2
 
 SECONDS = 4.0
 """Who sees nothing for so long wants to know why."""
@@ -47,7 +47,7 @@ def patience(client: Client, seconds: float = SECONDS) -> Iterator[Watch]:
         timer.cancel()
 
 
-def reason(status: gateway_pb2.GetStatusResponse, request_id: str) -> str:
+def reason(status: admin_pb2.GetStatusResponse, request_id: str) -> str:
     """What the services state of the request."""
     if not status.HasField("scheduler"):
         return "the request waits: the scheduler does not answer"

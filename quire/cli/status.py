@@ -20,7 +20,7 @@ from quire.cli.status_queue import queue_report, queue_text
 from quire.client import bearer
 from quire.supervisor import health
 from quire.supervisor.rundir import RunDirectory, RunState
-from quire.v1 import gateway_pb2, gateway_pb2_grpc
+from quire.v1 import admin_pb2, admin_pb2_grpc, gateway_pb2, gateway_pb2_grpc
 
 
 def run(argv: Sequence[str]) -> int:
@@ -96,8 +96,8 @@ def _gateway(address: str, key: str) -> dict[str, Any]:
     empty |= {"unserved": [], "version": ""}
     with grpc.insecure_channel(address) as channel:
         try:
-            status = gateway_pb2_grpc.AdminServiceStub(channel).GetStatus(
-                gateway_pb2.GetStatusRequest(), timeout=5, metadata=bearer(key)
+            status = admin_pb2_grpc.AdminServiceStub(channel).GetStatus(
+                admin_pb2.GetStatusRequest(), timeout=5, metadata=bearer(key)
             )
             models = gateway_pb2_grpc.InferenceServiceStub(channel).ListModels(
                 gateway_pb2.ListModelsRequest(), timeout=5, metadata=bearer(key)

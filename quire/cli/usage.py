@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 from quire.cli.common import add_address, failures, gateway, parser
 from quire.cli.plain import plain
 from quire.cli.tables import align
-from quire.v1 import gateway_pb2
+from quire.v1 import admin_pb2
 
 
 def run(argv: Sequence[str]) -> int:
@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _table(rows: Sequence[gateway_pb2.UsageRow]) -> str:
+def _table(rows: Sequence[admin_pb2.UsageRow]) -> str:
     if not rows:
         return "nothing was used"
     lines = [("DAY", "TENANT", "MODEL", "REQUESTS", "PROMPT", "CACHED", "OUTPUT")]

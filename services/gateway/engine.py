@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import quire
 from quire.v1 import (
+    admin_pb2,
     gateway_pb2,
     kvmanager_pb2,
     scheduler_pb2,
@@ -249,9 +250,9 @@ class Engine:
         async with self._counted(caller):
             return await self._encoder.decode(loaded.tokenizer, ids, skip_special=skip_special)
 
-    async def status(self) -> gateway_pb2.GetStatusResponse:
+    async def status(self) -> admin_pb2.GetStatusResponse:
         """State of all services; `scheduler` is absent while it cannot be reached."""
-        status = gateway_pb2.GetStatusResponse(
+        status = admin_pb2.GetStatusResponse(
             open_request_count=self.open_requests,
             version=quire.__version__,
             uptime_seconds=self.uptime,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from quire.v1 import gateway_pb2, gateway_pb2_grpc
+from quire.v1 import admin_pb2, admin_pb2_grpc, gateway_pb2, gateway_pb2_grpc
 from quire.v1.foreign import (
     open_inference_pb2,
     open_inference_pb2_grpc,
@@ -111,11 +111,11 @@ def open_quota(settings: GatewaySettings, registry: CollectorRegistry, store: St
 
 def make_server(engine: Engine, identity: Identity, settings: GatewaySettings, registry: CollectorRegistry) -> Server:
     """The gRPC server with our services and those of other protocols, behind the guard."""
-    files = (gateway_pb2.DESCRIPTOR, open_inference_pb2.DESCRIPTOR, vllm_engine_pb2.DESCRIPTOR)
+    files = (gateway_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR, open_inference_pb2.DESCRIPTOR, vllm_engine_pb2.DESCRIPTOR)
     services = [service for file in files for service in file.services_by_name.values()]
     server, calls = Server(settings, services, registry, Guard(identity)), Calls(engine)
     gateway_pb2_grpc.add_InferenceServiceServicer_to_server(InferenceServicer(engine, calls), server.grpc)
-    gateway_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(engine), server.grpc)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(engine), server.grpc)
     open_inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(
         OpenInferenceServicer(engine, calls), server.grpc
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from quire.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
+from quire.v1 import admin_pb2, admin_pb2_grpc, gateway_pb2, gateway_pb2_grpc, types_pb2
 from services.common.errors import invalid
 from services.common.limits import MAX_CHOICES
 from services.gateway import wire
@@ -123,31 +123,31 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServiceServicer):
         return gateway_pb2.ListModelsResponse(models=self._engine.models(caller()))
 
 
-class AdminServicer(gateway_pb2_grpc.AdminServiceServicer):
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Operations for whoever runs the service."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def GetStatus(self, request: gateway_pb2.GetStatusRequest, context: Context) -> gateway_pb2.GetStatusResponse:
+    async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Context) -> admin_pb2.GetStatusResponse:
         return await self._engine.status()
 
     async def ChangeModel(
-        self, request: gateway_pb2.ChangeModelRequest, context: Context
-    ) -> gateway_pb2.ChangeModelResponse:
+        self, request: admin_pb2.ChangeModelRequest, context: Context
+    ) -> admin_pb2.ChangeModelResponse:
         models = await self._engine.change_model(request.action, request.name, request.source)
-        return gateway_pb2.ChangeModelResponse(models=models)
+        return admin_pb2.ChangeModelResponse(models=models)
 
     async def ChangeExecutor(
-        self, request: gateway_pb2.ChangeExecutorRequest, context: Context
-    ) -> gateway_pb2.ChangeExecutorResponse:
+        self, request: admin_pb2.ChangeExecutorRequest, context: Context
+    ) -> admin_pb2.ChangeExecutorResponse:
         executors = await self._engine.change_executor(request.action, request.target)
-        return gateway_pb2.ChangeExecutorResponse(executors=executors)
+        return admin_pb2.ChangeExecutorResponse(executors=executors)
 
-    async def GetUsage(self, request: gateway_pb2.GetUsageRequest, context: Context) -> gateway_pb2.GetUsageResponse:
+    async def GetUsage(self, request: admin_pb2.GetUsageRequest, context: Context) -> admin_pb2.GetUsageResponse:
         rows = await self._engine.usage(request.first_day, request.last_day)
         chosen = [row for row in rows if request.tenant in ("", row.tenant)]
-        return gateway_pb2.GetUsageResponse(rows=map(wire.usage_row, chosen))
+        return admin_pb2.GetUsageResponse(rows=map(wire.usage_row, chosen))
 
 
 def _resumed(request: gateway_pb2.GenerateStreamRequest, choices: int) -> list[Seen] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.v1 import gateway_pb2, types_pb2
+from quire.v1 import admin_pb2, gateway_pb2, types_pb2
 from services.gateway.call_ids import call_id
 from services.gateway.events import Delta, Finished, ScoredToken, Started, parts_of
 from services.gateway.output.parts import (
@@ -44,8 +44,8 @@ def usage(finished: Finished) -> types_pb2.Usage:
     )
 
 
-def usage_row(row: Row) -> gateway_pb2.UsageRow:
-    return gateway_pb2.UsageRow(
+def usage_row(row: Row) -> admin_pb2.UsageRow:
+    return admin_pb2.UsageRow(
         day=row.day.isoformat(),
         tenant=row.tenant,
         model=row.model,

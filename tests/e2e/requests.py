@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from quire.v1 import gateway_pb2, gateway_pb2_grpc, types_pb2
+from quire.v1 import admin_pb2, admin_pb2_grpc, gateway_pb2, gateway_pb2_grpc, types_pb2
 from services.common.rpc import OPTIONS
 from tests.e2e.stack import Stack
 
@@ -97,7 +97,7 @@ async def at_once(stack: Stack, count: int, answers: Coroutine[Any, Any, T]) -> 
 async def status(target: str) -> Any:
     """GetStatus of a gateway."""
     async with channel(target) as wire:
-        return await gateway_pb2_grpc.AdminServiceStub(wire).GetStatus(gateway_pb2.GetStatusRequest())
+        return await admin_pb2_grpc.AdminServiceStub(wire).GetStatus(admin_pb2.GetStatusRequest())
 
 
 async def leased_blocks(target: str) -> int:

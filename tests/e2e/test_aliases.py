@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from quire.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2
+from quire.v1 import admin_pb2, admin_pb2_grpc, gateway_pb2, gateway_pb2_grpc, scheduler_pb2
 from tests.e2e.requests import all_blocks_back, channel, greedy
 from tests.e2e.stack import Stack
 from tests.fixtures.models import make_rand_model
@@ -25,11 +25,11 @@ async def test_an_alias_picks_and_the_choice_outlives_the_scheduler(tmp_path: Pa
     async with Stack(small, name="small", spare_executors=1, scheduler=rules) as stack:
         async with channel(stack.gateway) as wire:
             inference = gateway_pb2_grpc.InferenceServiceStub(wire)
-            admin = gateway_pb2_grpc.AdminServiceStub(wire)
+            admin = admin_pb2_grpc.AdminServiceStub(wire)
             alone = [message async for message in inference.GenerateStream(asked(LONG))]
             assert {message.model for message in alone} == {"small"}  # the other one is not loaded
             await admin.ChangeModel(
-                gateway_pb2.ChangeModelRequest(action=scheduler_pb2.MODEL_ACTION_LOAD, name="large", source=str(large))
+                admin_pb2.ChangeModelRequest(action=scheduler_pb2.MODEL_ACTION_LOAD, name="large", source=str(large))
             )
             async with asyncio.timeout(20):
                 while "large" not in await members(inference):

@@ -11,7 +11,7 @@ import grpc
 import httpx
 import pytest
 
-from quire.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2
+from quire.v1 import admin_pb2, admin_pb2_grpc, gateway_pb2, gateway_pb2_grpc, scheduler_pb2
 from tests.e2e.requests import Answer, all_blocks_back, channel, collect, greedy, ids_of, seeded, status
 from tests.e2e.stack import Stack
 from tests.fixtures.models import make_rand_model
@@ -108,10 +108,8 @@ async def test_a_reload_of_other_weights_reuses_no_prefix(tmp_path: Path) -> Non
         first = await ids_of(stack.gateway, [greedy(prompt, 16)])
         (folder / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
         async with channel(stack.gateway) as wire:
-            admin = gateway_pb2_grpc.AdminServiceStub(wire)
-            await admin.ChangeModel(
-                gateway_pb2.ChangeModelRequest(action=scheduler_pb2.MODEL_ACTION_RELOAD, name="tiny")
-            )
+            admin = admin_pb2_grpc.AdminServiceStub(wire)
+            await admin.ChangeModel(admin_pb2.ChangeModelRequest(action=scheduler_pb2.MODEL_ACTION_RELOAD, name="tiny"))
         second = await ids_of(stack.gateway, [greedy(prompt, 16)])
         assert second == cold
         assert first != second

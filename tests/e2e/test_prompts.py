@@ -13,7 +13,7 @@ import httpx
 import pytest
 import tokenizers
 
-from quire.v1 import gateway_pb2, gateway_pb2_grpc, scheduler_pb2
+from quire.v1 import admin_pb2, admin_pb2_grpc, gateway_pb2, gateway_pb2_grpc, scheduler_pb2
 from tests.e2e.requests import channel, collect, greedy
 from tests.e2e.stack import Stack
 from tests.fixtures.models import make_rand_model, make_succ_model
@@ -33,14 +33,14 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 async def load(stack: Stack, folder: Path) -> None:
     """Puts a model named "other" on the spare executor, in place of the one there."""
     async with channel(stack.gateway) as wire:
-        admin = gateway_pb2_grpc.AdminServiceStub(wire)
+        admin = admin_pb2_grpc.AdminServiceStub(wire)
         present = await gateway_pb2_grpc.InferenceServiceStub(wire).ListModels(gateway_pb2.ListModelsRequest())
         if "other" in {model.name for model in present.models}:
             await admin.ChangeModel(
-                gateway_pb2.ChangeModelRequest(action=scheduler_pb2.MODEL_ACTION_UNLOAD, name="other")
+                admin_pb2.ChangeModelRequest(action=scheduler_pb2.MODEL_ACTION_UNLOAD, name="other")
             )
         await admin.ChangeModel(
-            gateway_pb2.ChangeModelRequest(action=scheduler_pb2.MODEL_ACTION_LOAD, name="other", source=str(folder))
+            admin_pb2.ChangeModelRequest(action=scheduler_pb2.MODEL_ACTION_LOAD, name="other", source=str(folder))
         )
 
 

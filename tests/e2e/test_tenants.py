@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from quire.client import bearer
-from quire.v1 import gateway_pb2, gateway_pb2_grpc
+from quire.v1 import admin_pb2, admin_pb2_grpc, gateway_pb2, gateway_pb2_grpc
 from tests.contract.gateway.keys import ACME, BLUE, OPERATOR, write_keys
 from tests.e2e.requests import channel, greedy
 from tests.e2e.stack import Stack
@@ -87,4 +87,4 @@ def test_probes_need_no_key(stack: Stack) -> None:
     assert httpx.get(f"{stack.http}/health").status_code == 200
     assert httpx.get(stack.metrics("gateway")).status_code == 200
     with grpc.insecure_channel(stack.gateway) as wire, pytest.raises(grpc.RpcError, match="API key"):
-        gateway_pb2_grpc.AdminServiceStub(wire).GetStatus(gateway_pb2.GetStatusRequest(), timeout=10)
+        admin_pb2_grpc.AdminServiceStub(wire).GetStatus(admin_pb2.GetStatusRequest(), timeout=10)

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from quire.v1 import gateway_pb2_grpc
+from quire.v1 import admin_pb2_grpc, gateway_pb2_grpc
 from services.common.rpc import OPTIONS, Server
 from services.common.store import Store
 from services.gateway.engine import Engine
@@ -32,7 +32,7 @@ class Stack(NamedTuple):
     registry: CollectorRegistry
     channel: grpc.aio.Channel
     inference: gateway_pb2_grpc.InferenceServiceAsyncStub
-    admin: gateway_pb2_grpc.AdminServiceAsyncStub
+    admin: admin_pb2_grpc.AdminServiceAsyncStub
 
 
 @asynccontextmanager
@@ -56,7 +56,7 @@ async def running(
     engine.start(readiness.tell)
     async with grpc.aio.insecure_channel(listen, options=OPTIONS) as channel:
         inference = gateway_pb2_grpc.InferenceServiceStub(channel)
-        admin = gateway_pb2_grpc.AdminServiceStub(channel)
+        admin = admin_pb2_grpc.AdminServiceStub(channel)
         yield Stack(scheduler, engine, server, registry, channel, inference, admin)
     await server.grpc.stop(0)
     readiness.stop()

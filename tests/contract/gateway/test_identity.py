@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from quire.client import Client, ClientError
-from quire.v1 import gateway_pb2, scheduler_pb2
+from quire.v1 import admin_pb2, gateway_pb2, scheduler_pb2
 from services.gateway.caller import Scope
 from services.gateway.main import open_keys
 from services.gateway.settings import GatewaySettings
@@ -159,7 +159,7 @@ async def test_without_keys_all_are_one_tenant_that_may_everything(stack: Stack)
     call = stack.inference.GenerateStream(asked(priority=100), metadata=key("whatever"))
     submit = await stack.scheduler.heard(stack.scheduler.submits)
     assert (submit.tenant, submit.tenant_weight, submit.priority) == ("default", 1.0, 100)
-    await stack.admin.GetStatus(gateway_pb2.GetStatusRequest())
+    await stack.admin.GetStatus(admin_pb2.GetStatusRequest())
     call.cancel()
 
 

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import quire
 from quire.client import Client, ClientError
-from quire.v1 import gateway_pb2, scheduler_pb2, types_pb2
+from quire.v1 import admin_pb2, gateway_pb2, scheduler_pb2, types_pb2
 from services.common.rpc import MAX_MESSAGE_BYTES
 from tests.contract.gateway.conftest import Stack, eventually, running
 from tests.contract.gateway.fake_scheduler import LENGTH, FakeScheduler
@@ -60,19 +60,19 @@ async def test_tokenize_and_detokenize(stack: Stack) -> None:
 
 
 async def test_admin_calls(stack: Stack) -> None:
-    status = await stack.admin.GetStatus(gateway_pb2.GetStatusRequest())
+    status = await stack.admin.GetStatus(admin_pb2.GetStatusRequest())
     assert (status.scheduler.running_count, status.open_request_count, status.version) == (3, 0, quire.__version__)
     changed = await stack.admin.ChangeModel(
-        gateway_pb2.ChangeModelRequest(action=scheduler_pb2.MODEL_ACTION_LOAD, name="m", source="folder")
+        admin_pb2.ChangeModelRequest(action=scheduler_pb2.MODEL_ACTION_LOAD, name="m", source="folder")
     )
     assert [model.name for model in changed.models] == ["m"]
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stack.admin.ChangeModel(
-            gateway_pb2.ChangeModelRequest(action=scheduler_pb2.MODEL_ACTION_LOAD, name="m", source="none")
+            admin_pb2.ChangeModelRequest(action=scheduler_pb2.MODEL_ACTION_LOAD, name="m", source="none")
         )
     assert reason_of(caught.value) == "MODEL_LOAD_FAILED"
     with pytest.raises(grpc.aio.AioRpcError, match="action"):
-        await stack.admin.ChangeModel(gateway_pb2.ChangeModelRequest(name="m"))
+        await stack.admin.ChangeModel(admin_pb2.ChangeModelRequest(name="m"))
 
 
 async def test_readiness_follows_scheduler_and_models(stack: Stack) -> None:
@@ -92,7 +92,7 @@ async def test_readiness_follows_scheduler_and_models(stack: Stack) -> None:
     await stack.scheduler.stop()
     await eventually(lambda: not stack.server.ready)
     assert [await health(stack), await health(stack, "liveness")] == [NOT_SERVING, SERVING]
-    assert not (await stack.admin.GetStatus(gateway_pb2.GetStatusRequest())).HasField("scheduler")
+    assert not (await stack.admin.GetStatus(admin_pb2.GetStatusRequest())).HasField("scheduler")
     await stack.scheduler.start()
     await eventually(lambda: stack.server.ready)
 

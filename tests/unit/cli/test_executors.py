@@ -9,7 +9,7 @@ import pytest
 
 from quire import cli
 from quire.cli.executors import unserved
-from quire.v1 import gateway_pb2, scheduler_status_pb2, types_pb2
+from quire.v1 import admin_pb2, scheduler_status_pb2, types_pb2
 from tests.unit.cli.conftest import Gateway
 
 SAID = "quire executors: no executor takes requests for m: they wait until one does (`quire executors add HOST:PORT`)\n"
@@ -37,10 +37,10 @@ def test_draining_the_last_one_is_no_secret(
     executors = [executor("m"), executor("m")]
     drained: list[str] = []
 
-    def change(request: Any, context: Any) -> gateway_pb2.ChangeExecutorResponse:
+    def change(request: Any, context: Any) -> admin_pb2.ChangeExecutorResponse:
         executors[len(drained)].draining = True
         drained.append(request.target)
-        return gateway_pb2.ChangeExecutorResponse(executors=executors)
+        return admin_pb2.ChangeExecutorResponse(executors=executors)
 
     monkeypatch.setattr(made, "change_executor", change)
     assert cli.main(["executors", "drain", "here:1", "--address", address]) == 0

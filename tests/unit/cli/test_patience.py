@@ -8,12 +8,12 @@ import pytest
 
 from quire.cli.patience import patience, reason
 from quire.client import Client
-from quire.v1 import gateway_pb2
+from quire.v1 import admin_pb2
 from tests.unit.cli.conftest import Gateway
 
 
-def status() -> gateway_pb2.GetStatusResponse:
-    made = gateway_pb2.GetStatusResponse()
+def status() -> admin_pb2.GetStatusResponse:
+    made = admin_pb2.GetStatusResponse()
     queue = made.scheduler.queues.add(model="m", waiting_count=1)
     queue.waiting.add(request_id="a", reason="no executor takes sequences of this model")
     queue.admissions.add(request_id="b", target="here:1")
@@ -27,7 +27,7 @@ def test_reasons() -> None:
     assert reason(made, "c") == "the prompt is being computed"
     made.scheduler.queues[0].waiting_count = 31
     assert reason(made, "c") == "the request waits far back in the queue, among 30 sequences"
-    assert reason(gateway_pb2.GetStatusResponse(), "a") == "the request waits: the scheduler does not answer"
+    assert reason(admin_pb2.GetStatusResponse(), "a") == "the request waits: the scheduler does not answer"
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from quire import cli
-from quire.v1 import gateway_pb2
+from quire.v1 import admin_pb2
 from tests.unit.cli.conftest import Gateway
 
-ROW = gateway_pb2.UsageRow(
+ROW = admin_pb2.UsageRow(
     day="2026-01-02",
     tenant="acme",
     model="m",
