@@ -105,8 +105,7 @@ def run_alone(
     """Output tokens per second while decoding, and all answers, of each arm; questions are asked with all in turn."""
     heard: dict[str, list[Heard]] = {arm: [] for arm in arms}
     for number, question in enumerate(asked, turn):
-        for place in range(len(arms)):
-            arm = arms[(number + place) % len(arms)]
+        for arm in in_turn(arms, number):
             heard[arm].append(ask(client, question, arm, tokens))
     return {arm: (alone_rate(of), [one.ids for one in of]) for arm, of in heard.items()}
 
@@ -122,8 +121,13 @@ def run_together(
     client: Client, asked: Sequence[Question], arms: Sequence[str], turn: int, at_once: int, tokens: int
 ) -> dict[str, tuple[float, list[list[int]]]]:
     """The same of all questions with one arm after the other, `at_once` of them at any time."""
-    order = [arms[(turn + place) % len(arms)] for place in range(len(arms))]
-    return {arm: run(client, asked, arm, at_once, tokens) for arm in order}
+    return {arm: run(client, asked, arm, at_once, tokens) for arm in in_turn(arms, turn)}
+
+
+def in_turn(arms: Sequence[str], turn: int) -> list[str]:
+    """All arms, another one first each turn."""
+    first = turn % len(arms)
+    return [*arms[first:], *arms[:first]]
 
 
 def run(
